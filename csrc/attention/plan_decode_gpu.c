@@ -2,6 +2,10 @@
  *
  * The variant decode_gpu, for few rows on GPUs: attention/decode_gpu.cl. Work-groups share
  * the keys; a work-item loads 16 bytes at a time.
+ *
+ * By offline assembly for sm_90 (float16, E = 128) a work-item has 98 registers with 1 row, 128 with 2,
+ * 160 with 4 and 251 with 8, and spills none. So the 64 Ki registers of a compute unit hold four groups
+ * with 1 or 2 rows, three with 4 and two with 8: 64, 48 or 32 KiB are under way at a time.
  */
 #include <math.h>
 

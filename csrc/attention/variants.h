@@ -2,7 +2,7 @@
  *
  * The variants: ways to run attention problems, each a kernel and a plan for it. A new
  * variant is a kernel kernels/attention/<word>.cl, a file plan_<word>.c that defines
- * ca_variant_<word>, and a row of CA_VARIANTS.
+ * ca_variant_<word>, and a row of CA_VARIANTS. docs/add_a_kernel.md adds one.
  */
 #ifndef CLATTN_ATTENTION_VARIANTS_H
 #define CLATTN_ATTENTION_VARIANTS_H

@@ -1,6 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
  * Run a diagonal-matrix problem in one launch, or in halves if one launch cannot hold it.
+ *
+ * Each of the two regions, inside and outside of the band, gets an action: fill, copy or skip. Two kinds
+ * of elements are skipped: those that a call in place would copy to themselves, and zeros in memory that
+ * is zero already. If the columns of the output lie side by side in memory, rows and columns are exchanged,
+ * and the band is mirrored.
+ *
+ * New pages of the system are zero. A large new result with zeros is made of new, large pages, and the
+ * kernel skips the zeros. Whoever reads the result finds them without a page fault for every 4 KiB. A
+ * smaller result lies in ordinary memory, whose pages mostly exist: there the kernel writes a zero sooner
+ * than the system makes a page.
  */
 #include "diagonal/run.h"
 

@@ -2,9 +2,24 @@
  *
  * How long kernels take, and the pieces of a long one. Only this room includes this header.
  *
- * Each kernel keeps its measured speed: work in a second. A kernel that was never measured has a
- * guessed speed, which is lower than that of any kernel, so that its pieces are too short rather
- * than too long.
+ * A step says how much work it has: operations of attention, bytes of a diagonal matrix. Each kernel
+ * keeps its measured speed, work in a second, which each piece measures anew. A kernel that was never
+ * measured has a guessed speed, which is lower than that of any kernel, so that its pieces are too short
+ * rather than too long. On a fast device no piece may be long enough to be timed. Then the host times the
+ * whole step.
+ *
+ * A piece takes 0.05 s, and consists of whole rounds of the compute units. The first one is shorter,
+ * because the speed may be that of another problem. A second piece is enqueued behind the piece that
+ * runs, so the device is never idle while the host takes the GIL.
+ *
+ * The host asks ca_error.stops between pieces. If a piece takes longer than pieces should, it asks every
+ * 5 ms instead of waiting. A work-group goes over all keys of its rows, and a key may be repeated 2^30
+ * times by a stride of 0: so kernels for CPUs look at the word of ca_mark_stop once for each block of
+ * keys. After a stop the call waits for the pieces that are enqueued, and its memory is released as after
+ * any call.
+ *
+ * A long launch is not left pending, and a launch that waits is not enqueued behind more than
+ * CA_LONG_SECONDS of pending work. So what is pending is short, up to rows that are redone.
  */
 #ifndef CLATTN_OPENCL_PACE_H
 #define CLATTN_OPENCL_PACE_H

@@ -16,8 +16,8 @@
 #define SECONDS_OF_A_DAY 86400.0
 
 #define HOW_TO_GET_OPENCL                                                                          \
-    "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "                  \
-    "OpenCL driver of your device's vendor (Debian: apt-get install pocl-opencl-icd); "            \
+    "; install a driver: pip install intel-opencl-rt intel-cmplr-lib-rt for any x86-64 CPU, or "   \
+    "the OpenCL driver of your device's vendor (Debian: apt-get install pocl-opencl-icd); "        \
     "python -m clattn doctor says where drivers were looked for"
 
 /* ---- the runtime ---- */

@@ -21,7 +21,10 @@
  * values nor results. The inner loop of each product keeps up to 24 vectors of sums in
  * registers.
  *
- * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but scores and a late softcap are data.
+ * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but scores and a late softcap are data. If
+ * LANES does not divide a row, the row's last vector begins early, and repeats columns of the
+ * vector before. csrc/attention/plan_cpu.c says how many tiles a work-item has, how many
+ * vectors a tile has, and when keys and values are packed.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
  *     -DAMX             1: AMX multiplies these pairs, cpu/amx.clh

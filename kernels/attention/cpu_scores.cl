@@ -6,8 +6,9 @@
  *     global size  that of attention/cpu.cl, local size 1
  *     work-item    the tiles of attention/cpu.cl, one after the other
  *
- * Weights take two passes over the keys: the first one finds the base and the sum of each row. Dropout
- * does not change them.
+ * Weights take two passes over the keys: the first one finds the base and the sum of each row. Those of
+ * the kernel before would not do: its base comes from products in another order, and differs by roundings
+ * of the largest score, as each weight of the row would. Dropout does not change the weights.
  *
  * Macros: those of attention/cpu.cl. USUAL is 0.
  */

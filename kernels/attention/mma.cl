@@ -21,6 +21,10 @@
  * The fragments of scores that the first product gives are, rounded, the fragments of
  * weights that the second product takes, so only maxima and sums move between lanes.
  *
+ * float32 is left to attention/tiled.cl. A product could be three products of TF32, of numbers
+ * split in two. But each number would be split anew for each tile of rows, and matrix units
+ * truncate where they add, so that sums of many keys would be added outside of them.
+ *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output

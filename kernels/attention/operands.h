@@ -3,7 +3,7 @@
  * The operands of an attention problem: one table, which host C and OpenCL C include. From it come the
  * roles of a problem and their names, the arguments of kernels, the bits of options, and what folding
  * and launches have to hold. A new operand is a row here, a view that a door sets, and a kernel that
- * reads it.
+ * reads it. docs/add_an_option.md adds one.
  *
  *     X(role, member, element, dimensions, traits, name)
  *

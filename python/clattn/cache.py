@@ -11,7 +11,7 @@ from clattn import _core
 from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import integers, one_or_several, size
 from clattn._host.fork import call_in_children
-from clattn.flex import trace_mods
+from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

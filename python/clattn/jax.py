@@ -13,6 +13,7 @@ import numpy as np
 
 from clattn import _core, attention
 from clattn._arguments.integers import integer
+from clattn._host.extras import how_to_install
 
 try:
     import jax
@@ -22,7 +23,7 @@ try:
     if jax.__version_info__ < (0, 6):
         raise ImportError(f"jax {jax.__version__} is too old")
 except ImportError as error:
-    raise ImportError("clattn.jax needs jax 0.6 or later: pip install 'clattn[jax]'") from error
+    raise ImportError(f"clattn.jax needs jax 0.6 or later: {how_to_install('jax')}") from error
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict, Unpack

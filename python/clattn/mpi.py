@@ -2,7 +2,7 @@
 
 Each rank has a part of the queries and a part of the keys and values. ``ring_attention`` gives each
 rank the result of its rows over all keys; ``split`` and ``join`` take a sequence apart and put it
-together. MPI moves the keys and values (mpi4py: ``pip install "clattn[mpi]"``).
+together. MPI moves the keys and values, through mpi4py, which the extra ``mpi`` installs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from clattn._arguments.arrays import host_array
 from clattn._arguments.dtypes import wide
 from clattn._arguments.operands import DIMENSIONS, Operands
 from clattn._core import DeviceError, Tensor
+from clattn._host.extras import how_to_install
 from clattn._parts.checks import check_flag, shape_of_call
 from clattn._parts.copies import copy_into
 from clattn._parts.ring import LAYOUTS, Schedule, Share, part_lengths, pieces
@@ -33,7 +34,7 @@ try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise ImportError(
-        f'clattn.mpi needs mpi4py (pip install "clattn[mpi]") and an MPI library, such as that of '
+        f"clattn.mpi needs mpi4py ({how_to_install('mpi')}) and an MPI library, such as that of "
         f"apt-get install openmpi-bin; {error}"
     ) from error
 

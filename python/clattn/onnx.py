@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from clattn import _core
 from clattn._arguments.arrays import ArrayT
 from clattn._arguments.devices import find_named
+from clattn._host.extras import how_to_install
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,7 +203,7 @@ def reference_ops(device: DeviceLike | None = None) -> list[type]:
         from onnx.reference.op_run import OpRun
     except ImportError as error:
         raise ImportError(
-            "clattn.onnx.reference_ops needs onnx 1.19 or later: pip install 'clattn[onnx]'"
+            f"clattn.onnx.reference_ops needs onnx 1.19 or later: {how_to_install('onnx')}"
         ) from error
     chosen = find_named(device)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clattn import attention
 from clattn._arguments.devices import find_named
 from clattn._arguments.operands import FACTORS, Operands
+from clattn._host.extras import how_to_install
 
 try:
     import torch
@@ -24,7 +25,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "clattn.transformers needs torch and transformers 5.4 or later: "
-        "pip install 'clattn[transformers]'"
+        f"{how_to_install('transformers')}"
     ) from error
 
 from torch.utils import _pytree

@@ -7,7 +7,7 @@ Cases that the runtime takes, where it follows the corrected text. Release 1.31 
   broadcast over rows or keys, and empty dimensions. It takes opset 25 for 24, without windows.
 - It computes float64 in float32, so float64 is not compared. Mode 2 shows finfo.min where the
   text has -inf: such entries are compared as -inf.
-- A NaN in a masked key makes its whole row NaN, against docs/operators/onnx.md.
+- A NaN in a masked key makes its whole row NaN, against docs/operators/onnx_attention.md.
 - It does not know the operator as first published: softcap before the mask, causality offset by
   the past.
 """

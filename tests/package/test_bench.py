@@ -286,7 +286,7 @@ def test_wrong_arguments(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize("option", ["--json", "--plot", "--markdown"])
 def test_a_file_that_cannot_be_written(option, tmp_path, capsys, monkeypatch):
     """It is refused before anything is measured."""
     monkeypatch.setattr(contest, "measure", None)
@@ -300,6 +300,6 @@ def test_a_file_that_cannot_be_written(option, tmp_path, capsys, monkeypatch):
 def test_a_missing_library(package, options, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     assert bench("--rows", "tiny", *[a for o in options for a in (o, tmp_path / "a.png")]) == 1
-    assert f'{package} is missing; install it with: pip install "clattn[bench]"' in (
+    assert f'{package} is missing; install it with: pip install "rich>=13" "matplotlib>=3.9"' in (
         capsys.readouterr().err
     )

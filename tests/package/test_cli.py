@@ -4,11 +4,12 @@
 import argparse
 import io
 import sys
+import types
 
 import clattn
 import numpy as np
 import pytest
-from clattn._commands import common
+from clattn._commands import common, listing
 from clattn._commands.demo import measuring
 from clattn._commands.main import main
 from clattn._host.progress import open_bar
@@ -32,6 +33,33 @@ def test_the_listing_says_which_device_was_chosen():
     """It changes with the choice, where there is one."""
     texts = {run_cli(env={"CLATTN_DEVICE": d.platform}).stdout for d in clattn.devices()}
     assert len(texts) == len({d.platform for d in clattn.devices()})
+
+
+def test_why_a_device_is_the_default(monkeypatch, first_device):
+    """The choice that counts is named, and CLATTN_DEVICE=cpu where a GPU came first by itself."""
+    monkeypatch.delenv("CLATTN_DEVICE", raising=False)
+    said = listing.why_default(first_device)
+    assert said.startswith("by itself: "), said
+    assert ("CLATTN_DEVICE=cpu" in said) == (first_device.type != "cpu"), said
+    gpu = types.SimpleNamespace(type="gpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(clattn, "devices", lambda: [gpu, first_device])
+        assert (
+            listing.why_default(gpu)
+            == "by itself: the first GPU; CLATTN_DEVICE=cpu chooses the CPU"
+        )
+        assert listing.why_default(first_device) == "by clattn.set_default_device"
+    with clattn.use_device(first_device):
+        assert listing.why_default(first_device) == "by clattn.use_device"
+    monkeypatch.setenv("CLATTN_DEVICE", "0")
+    assert listing.why_default(first_device) == "by CLATTN_DEVICE=0"
+    monkeypatch.setenv("CLATTN_DEVICE", "no such device")
+    assert listing.why_default(first_device).startswith("by itself: ")
+
+
+@pytest.mark.cpus
+def test_cpu_is_a_word_for_clattn_device():
+    assert "by CLATTN_DEVICE=cpu\n" in run_cli(env={"CLATTN_DEVICE": "cpu"}).stdout
 
 
 def test_the_listing_without_opencl(tmp_path):

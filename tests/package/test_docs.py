@@ -6,6 +6,9 @@ import doctest
 import importlib
 import re
 import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import clattn
@@ -13,8 +16,11 @@ import numpy as np
 import pytest
 from clattn._commands.main import make_parser
 from conftest import DEVICES, NO_DEVICE
+from lint.command_rules import commands
 from lint.common import Tree
 from lint.page_rules import entries
+from support.faults import open_with
+from support.processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -48,7 +54,7 @@ def alibi(score, b, h, q_idx, kv_idx):
 
 
 @pytest.mark.parametrize(
-    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "kernels.md")]
+    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "programs.md")]
 )
 def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
     clattn.flex.explain(mod)
@@ -129,3 +135,74 @@ def test_commands_of_pages_are_commands(capsys):
         except SystemExit:
             wrong.append((words, capsys.readouterr().err.splitlines()[-1]))
     assert not wrong
+
+
+SCRIPT = re.compile(r"(?:tools|benchmarks)/\w+(?:\.py)?")
+
+
+def test_scripts_of_pages_take_their_options():
+    """Each --option of a page's command is in the help of its script."""
+    used = {}
+    for page in Tree(ROOT).pages:
+        for program, *rest in commands(page.read_text(encoding="utf-8")):
+            if "python" in program and rest and SCRIPT.fullmatch(rest[0]) and "--" not in rest:
+                options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+                used.setdefault(rest[0], set()).update(options)
+    del used["tools/lint"]  # it has no options
+    assert len(used) > 15
+
+    def lacks(script):
+        command = [sys.executable, ROOT / script, "--help"]
+        done = run(command, timeout=120, check_exit=False, env=None, cwd=None)
+        if done.returncode and find_spec("torch") is None and "torch" in done.stderr:
+            return []
+        assert done.returncode == 0, done.stderr
+        return sorted(option for option in used[script] if option not in done.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(used, pool.map(lacks, used), strict=True))
+    assert not {script: options for script, options in found.items() if options}
+
+
+# ---- the kernel of the tutorial ----
+
+REFERENCE = "__kernel __attribute__((vec_type_hint(float4))) void\nattention_reference("
+ATTEND = """
+import numpy as np
+from references.attention import bfloat16, float16
+from support.checks import check
+from support.data import draw, qkv
+from support.mods import COMPOSITE
+
+def both(*shape, **options):
+    check(*qkv(*shape), device=device, **options)
+    check(*qkv(*shape), device=device, return_lse=True, **options)
+
+device = listed[index]
+both((1, 2), 5, 7, 8)
+both((2, 1), 9, 70, 128, is_causal="lower_right", sinks=draw((1,)))
+both((1, 2), 5, 7, 8, attn_mask=draw((5, 7)) > 0, softcap=2.0)
+both((2, 1), 5, 7, 17, window=(2, 1), query_offset=[-1, 3])
+check(*qkv((1, 1), 5, 7, 3, 5, dtype=float16), device=device, attn_mask=draw((5, 7)))
+check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8, dtype=bfloat16)), device=device)
+assert faults.faults_planted() > 0
+"""
+
+
+@pytest.mark.cpus
+def test_the_kernel_of_the_tutorial_computes_attention(first_device, faults_library, tmp_path):
+    """It stands in the place of the reference, whose plan suits it.
+
+    The cache is its own: clattn keeps the program under the name of the reference.
+    """
+    page = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
+    kernel = re.search(r"^```c\n(/\*[^`]+attention_plain\(.*?)^```$", page, re.M | re.S)[1]
+    kernel = re.sub(r"^#(?:include|define SCORE_PLACE).*\n", "", kernel, flags=re.MULTILINE)
+    kernel = kernel.replace("attention_plain(", "attention_reference(")
+    env = {
+        "XDG_CACHE_HOME": tmp_path,
+        "CLATTN_KERNEL": "reference",
+        "FAULTS_TEXT": REFERENCE,
+        "FAULTS_INSTEAD": f"{kernel}\n__kernel void\nunused(",
+    }
+    open_with(faults_library, first_device, ATTEND, **env)

@@ -36,25 +36,44 @@ PLANTED = [
     ("kernels/probe/two.cl", "kernel void probe_2(void) {}", "kernels/probe/two.cl: probe_2"),
     ("kernels/support/view.clh", '#include "kernels/a.clh"',
      'kernels/support/view.clh: #include "kernels/a.clh" (includes of a kernel'),
-    ("kernels/probe/two.cl", "", "docs/kernels.md: kernels/probe/two.cl (the tree of k"),
-    ("csrc/novel/a.c", "", "docs/design.md: csrc/novel/ (the tree of r"),
+    ("kernels/probe/two.cl", "", "docs/programs.md: kernels/probe/two.cl (the tree of k"),
+    ("csrc/novel/a.c", "", "docs/architecture.md: csrc/novel/ (the tree of r"),
     ("python/clattn/_arguments/options.py", "import clattn", "options.py: imports clattn"),
     ("python/clattn/_host/html.py", "from clattn import flex", "html.py: imports flex"),
     ("python/clattn/cache.py", "import clattn._commands.main", "cache.py: imports _commands"),
     ("python/clattn/flex/names.py", "import clattn.flex.compile", "flex: compile -> "),
     ("docs/design.md", "`tools/none.py`", "docs/design.md: tools/none.py (paths"),
+    ("docs/design.md", "From `csrc/base/fold.c`:\n\n```c\nint none;\n```",
+     "docs/design.md: csrc/base/fold.c: int none; (what pages"),
+    ("docs/cache.md", "From `csrc/base/fold.c`, changed:\n\n```diff\n none\n+int x;\n```",
+     "docs/cache.md: csrc/base/fold.c: none (what pages"),
+    ("docs/masks.md", "From `csrc/base/fold.c`:\n\n```c\n}\n```",
+     "docs/masks.md: csrc/base/fold.c: } (what pages"),
     ("tools/novel.py", "", "docs/contributing.md: tools/novel.py (the guide"),
     ("tools/novel/__main__.py", "", "docs/contributing.md: tools/novel (the guide"),
     ("README.md", "## Run it\n", "README.md: blocks below 'Run it'"),
     ("README.md", "clattn[none]", "README.md: none (pages install"),
+    ("README.md", "`pip install clattn`", "README.md: clattn is installed, not . (everything"),
+    ("docs/masks.md", "`python -m none`", "docs/masks.md: python -m none, in python"),
+    ("docs/masks.md", "```sh\npython tools/a.py && none\n```", "docs/masks.md: tools/a.py, in"),
+    ("docs/cache.md", "```sh\npython tools/a.py && none\n```", "docs/cache.md: none, in none"),
+    ("docs/masks.md", "```sh\nX=1 pip install no-such\n```", "pip install no-such, in"),
+    ("docs/masks.md", "```sh\napt-get install none\n```", "docs/masks.md: apt-get install none"),
+    ("docs/masks.md", '`pip install ".[absent]"`', "docs/masks.md: the extra absent, in"),
+    ("docs/masks.md", "`pytest tests/a.py::test_b`", "docs/masks.md: tests/a.py, in pytest"),
+    ("python/clattn/novel.py", '"pip install clattn"', "python/clattn/novel.py: clattn is in"),
     ("SECURITY.md", "| `none` | pytest |", "SECURITY.md: the extra none (every"),
     ("docs/reference/attention.md", ".. autofunction:: novel", "reference: clattn.flex.novel"),
 ]  # fmt: skip
 # What is replaced in a file.
 CHANGED = [
-    ("docs/design.md", "csrc/attention/problem.c", "csrc/attention/none.c", "(the way of a call"),
+    ("docs/architecture.md", "csrc/attention/problem.c", "csrc/attention/none.c",
+     "(the way of a call"),
     (".git_archival.txt", "match=", "match=v", ".git_archival.txt: v"),
-]
+    ("python/clattn/_host/extras.py", '"jax>=0.6"', '"jax"', "extras.py: the extra jax needs"),
+    ("csrc/python/runtime.c", "intel-opencl-rt ", "", "runtime.c: the extra cpu needs"),
+    ("docs/devices.md", "| NVIDIA H100", "| NVIDIA H", "README.md: its table is not that"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -398,7 +398,7 @@ def test_without_dask():
     except ImportError as error:
         print(error)
     """
-    assert 'pip install "clattn[dask]"' in run_python(code).stdout
+    assert 'pip install "dask[array,distributed]>=2025.1"' in run_python(code).stdout
 
 
 # ---- refusals ----

@@ -10,7 +10,8 @@ import weakref
 import clattn
 import numpy as np
 import pytest
-from clattn.flex import Mods, explain, trace_mods
+from clattn.flex import explain
+from clattn.flex.compile import Mods, trace_mods
 from references.attention import bfloat16
 from support.mod_text import Program
 

@@ -493,7 +493,7 @@ def test_without_transformers():
         import clattn
         assert "transformers" not in sys.modules
         sys.modules["torch"] = None
-        with pytest.raises(ImportError, match=r"pip install 'clattn\\[transformers\\]'"):
+        with pytest.raises(ImportError, match='pip install "transformers>=5.4"'):
             import clattn.transformers
     """
     run_python(code)

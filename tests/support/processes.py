@@ -30,7 +30,7 @@ IMPORTED_FROM = [str(TESTS), str(ROOT / "tools")]
 OCLGRIND = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 
 
-WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")
+WHAT_TO_INSTALL = ("intel-opencl-rt", "pocl-opencl-icd")
 
 
 def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):

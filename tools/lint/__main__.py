@@ -4,7 +4,8 @@
     python tools/lint
 
 It needs Python alone, and takes a second. Each line of output names a file and what is wrong there;
-then the exit status is 1. `c_rules.py`, `python_rules.py` and `page_rules.py` have the rules.
+then the exit status is 1. `c_rules.py`, `python_rules.py`,
+`page_rules.py` and `command_rules.py` have the rules.
 """
 
 import sys
@@ -14,11 +15,12 @@ if __name__ == "__main__":  # run as a folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from lint.c_rules import C_RULES
+from lint.command_rules import COMMAND_RULES
 from lint.common import Tree
 from lint.page_rules import PAGE_RULES
 from lint.python_rules import PYTHON_RULES
 
-RULES = [*C_RULES, *PYTHON_RULES, *PAGE_RULES]
+RULES = [*C_RULES, *PYTHON_RULES, *PAGE_RULES, *COMMAND_RULES]
 
 
 def findings(root):

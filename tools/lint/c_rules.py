@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rules of C and OpenCL C: docs/design.md and docs/contributing.md.
+"""Rules of C and OpenCL C: docs/architecture.md and docs/contributing.md.
 
 A folder of csrc/ is a room. Includes go one way between rooms, and form no circle inside one.
 """

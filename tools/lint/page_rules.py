@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 LINE = re.compile(r"^(?P<left>(?:│   |    )*(?:├── |└── )?)(?P<name>[\w./]+)(?: |$)")
 WAY_LINES = 40  # which fit a screen
 ROOMS = r"csrc|kernels|python/clattn|tests|tools|benchmarks|docs|cmake|third_party|\.ci"
+# What a page quotes of a file: text, or a diff, whose lines but the added ones stand in the file.
+QUOTED = re.compile(r"From `([\w./-]+)`[^`]*:\n\n```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED_PATH = re.compile(rf"(?<![\w/.])((?:{ROOMS})/[\w./-]*[\w/])(?![<*\w])")
 INSTALLED = re.compile(r"(?:clattn|\.)\[([a-z,]+)\]")
 PACKAGE_NAME = re.compile(r"[\w-]+")
@@ -46,31 +48,31 @@ def folders(tree, inside):
 
 
 def the_tree_of_kernels_is_drawn(tree):
-    files = {path for path in drawn(tree, "docs/kernels.md", "kernels/") if path[-1] != "/"}
+    files = {path for path in drawn(tree, "docs/programs.md", "kernels/") if path[-1] != "/"}
     kernels = tree.files(*(f"kernels/**/*{suffix}" for suffix in (".c", ".cl", ".clh", ".h")))
     for path in sorted(files ^ {tree.name(kernel) for kernel in kernels}):
-        yield "docs/kernels.md", path
+        yield "docs/programs.md", path
 
 
 def the_tree_of_rooms_is_drawn(tree):
     """Every room is there; the folders of tests that have the name of a room are not drawn."""
-    rooms = {path for path in drawn(tree, "docs/design.md", "csrc/") if path[-1] == "/"}
+    rooms = {path for path in drawn(tree, "docs/architecture.md", "csrc/") if path[-1] == "/"}
     of_c = folders(tree, "csrc")
     of_tests = folders(tree, "tests") - {path.replace("csrc", "tests") for path in of_c}
     missing = (of_c | folders(tree, "kernels") | of_tests) - rooms - {"tests/__pycache__/"}
     gone = {path for path in rooms if not (tree.root / path).is_dir()}
     for path in sorted(missing | gone):
-        yield "docs/design.md", path
+        yield "docs/architecture.md", path
 
 
 def the_way_of_a_call_names_files_and_fits_a_screen(tree):
-    way = block(tree, "docs/design.md", "python/clattn/attention.py")
+    way = block(tree, "docs/architecture.md", "python/clattn/attention.py")
     files = re.findall(r"(?:csrc|kernels|python)/[\w/]+\.\w+", way)
     if len(files) <= 10 or len(way.splitlines()) > WAY_LINES:
-        yield "docs/design.md", f"{len(files)} files on {len(way.splitlines())} lines"
+        yield "docs/architecture.md", f"{len(files)} files on {len(way.splitlines())} lines"
     for file in files:
         if not (tree.root / file).exists():
-            yield "docs/design.md", file
+            yield "docs/architecture.md", file
 
 
 # ---- commands, paths and tools ----
@@ -82,6 +84,17 @@ def paths_that_pages_name_exist(tree):
         for path in sorted(set(NAMED_PATH.findall(page.read_text(encoding="utf-8")))):
             if not (tree.root / path).exists():
                 yield tree.name(page), path
+
+
+def what_pages_quote_stands_in_the_files(tree):
+    """Once: a diff says where its lines go."""
+    for page in tree.pages:
+        for name, language, text in QUOTED.findall(page.read_text(encoding="utf-8")):
+            if language == "diff":
+                text = "".join(f"{line[1:]}\n" for line in text.splitlines() if line[:1] != "+")
+            path = tree.root / name
+            if not path.is_file() or path.read_text(encoding="utf-8").count(text) != 1:
+                yield tree.name(page), f"{name}: {text.partition(chr(10))[0].strip()}"
 
 
 def the_guide_names_every_tool(tree):
@@ -177,6 +190,7 @@ PAGE_RULES = [
     the_tree_of_rooms_is_drawn,
     the_way_of_a_call_names_files_and_fits_a_screen,
     paths_that_pages_name_exist,
+    what_pages_quote_stands_in_the_files,
     the_guide_names_every_tool,
     each_command_of_the_readme_is_one_sh_block,
     an_archive_finds_the_tags_that_the_guide_sets,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from clattn import Device, _core
+from clattn._host.extras import how_to_install
 
 Number = TypeVar("Number", int, float)
 
@@ -70,5 +71,5 @@ def need(extra: str, *packages: str) -> None:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
-            message = f'{error.name} is missing; install it with: pip install "clattn[{extra}]"'
+            message = f"{error.name} is missing; install it with: {how_to_install(extra)}"
             raise CommandError(message) from None

@@ -19,6 +19,7 @@ from clattn import Device, _core
 from clattn._commands import listing
 from clattn._commands.softmax import weigh
 from clattn._host import apart, drivers, facts, files
+from clattn._host.extras import how_to_install
 
 _PACKAGES = ("numpy", "ml_dtypes", "intel-opencl-rt", "torch", "jax", "dask", "mpi4py", "onnx",
              "transformers", "pyopencl")  # fmt: skip
@@ -87,11 +88,13 @@ def _examine() -> Iterator[Section]:
     yield "Versions", list(_versions()), []
     given = {name: text for name, text in os.environ.items() if name.startswith(_VARIABLES)}
     yield "Environment", sorted(given.items()) or [("", "no variable of clattn or OpenCL")], []
-    devices, _, problem = _find()
+    devices, default, problem = _find()
     yield "Drivers", *_drivers_found()
     lines: list[Line] = []
     for device, word in zip(devices, listing.words_of(devices), strict=True):
         lines += [(device.name, ""), *((f"  {a}", b) for a, b in listing.facts(device, word))]
+        if device == default:
+            lines.append(("  default", listing.why_default(device)))
     yield "Devices", lines or [("", "none")], [problem] if problem else []
     yield "Kernel cache", *_cache()
 
@@ -139,8 +142,8 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
         if failure:
             advice.append(f"install the driver {library} again, or remove {file}")
     if not listed and not named:
-        advice.append(f"no driver is listed in {place}: pip install \"clattn[cpu]\", or the driver "
-                      "of your device's vendor; a container needs its own")  # fmt: skip
+        advice.append(f"no driver is listed in {place}: {how_to_install('cpu')}, or the driver of "
+                      "your device's vendor; a container needs its own")  # fmt: skip
     return lines, advice
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import os
 import re
 import sys
 from collections import Counter
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         for label, text in facts(device, word):
             print(f"     {label:<14} {text}")
         if chosen:
-            print(f"     {'default':<14} yes")
+            print(f"     {'default':<14} {why_default(device)}")
     if problem:
         print(f"\nNo default device: {problem}", file=sys.stderr)
         return 1
@@ -52,6 +53,27 @@ def run(arguments: argparse.Namespace) -> int:
         "\n* the default; CLATTN_DEVICE=WORDS or clattn.set_default_device(WORDS) chooses another."
     )
     return 0
+
+
+def why_default(device: Device) -> str:
+    """Say what has chosen the default device, and how to get to the CPU."""
+    if _core.device_override.get(None) is not None:
+        return "by clattn.use_device"
+    words = os.environ.get("CLATTN_DEVICE", "")
+    if words and _is_named(words, device):
+        return f"by CLATTN_DEVICE={words}"
+    if device != clattn.devices()[0]:
+        return "by clattn.set_default_device"
+    if device.type == "cpu":
+        return "by itself: there is no usable GPU or accelerator"
+    return f"by itself: the first {device.type.upper()}; CLATTN_DEVICE=cpu chooses the CPU"
+
+
+def _is_named(words: str, device: Device) -> bool:
+    try:
+        return _core.find_device(words) == device
+    except ValueError:
+        return False
 
 
 def words_of(devices: Sequence[Device]) -> list[str]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from clattn import _core
 from clattn._host import drivers
+from clattn._host.extras import how_to_install
 
 try:
     import pyopencl as cl
     from pyopencl.array import Array
 except ImportError as error:
     raise ImportError(
-        "clattn.Device.from_pyopencl needs pyopencl: pip install 'clattn[pyopencl]'"
+        f"clattn.Device.from_pyopencl needs pyopencl: {how_to_install('pyopencl')}"
     ) from error
 
 if TYPE_CHECKING:

@@ -2,19 +2,21 @@
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
 A task attends to one chunk of keys, and tasks of a tree merge the results. Importing this module
-imports dask: ``pip install "clattn[dask]"``.
+imports dask, which the extra ``dask`` installs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
+from clattn._host.extras import how_to_install
+
 try:
     import dask.array as da
 except ImportError as error:
-    raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
+    raise ImportError(f"clattn.dask needs dask: {how_to_install('dask')}") from error
 
-from clattn import attention, flex
+from clattn import attention
 from clattn._arguments.operands import FACTORS, Operands
 from clattn._parts.bands import Band, band_of
 from clattn.dask.chunks import check_call, lay_out, read_operands
@@ -22,6 +24,7 @@ from clattn.dask.graph import build_graph
 from clattn.dask.mods import trace_for_chunks
 from clattn.dask.tasks import Call, packed
 from clattn.flex.attention import attend_with_mods
+from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -307,7 +310,7 @@ def flex_attention(
         attend_with_mods,
         operands,
         return_lse,
-        mods=flex.trace_mods(**functions),
+        mods=trace_mods(**functions),
         device=device,
         **options,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn import flex
 from clattn._arguments.arrays import host_array
+from clattn.flex.compile import Mods, trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +20,16 @@ class ChunkMods(NamedTuple):
 
     Attributes
     ----------
-    traced : flex.Mods
+    traced : Mods
         Its tables are copies, as they were when the graph was made.
     slots : tuple of (int, int)
         (n, m): number n of `traced` is number m of the chunk, see `at`.
     """
 
-    traced: flex.Mods
+    traced: Mods
     slots: tuple[tuple[int, int], ...]
 
-    def at(self, lead: Sequence[int], origins: Sequence[int]) -> flex.Mods:
+    def at(self, lead: Sequence[int], origins: Sequence[int]) -> Mods:
         """Return the Mods of a chunk.
 
         `lead` is the chunk's shape before the heads. `origins` are the places in the whole arrays
@@ -54,12 +54,12 @@ def trace_for_chunks(mods: dict[str, Any], shape: tuple[int, ...], keys: int) ->
     for size in whole:
         entries *= size
     start = (_INT_MAX if max(entries, *shape, keys) > _INT_MAX else _INT_MAX // 2) + 1
-    own = flex.trace_mods(**mods).numbers
+    own = trace_mods(**mods).numbers
     while any(number in range(start, start + count) for number in own):
         start += count
     # These numbers stand for those of a chunk, and are found again by their values.
     marks = range(start, start + count)
-    traced = flex.trace_mods(**_moved(mods, whole, marks))
+    traced = trace_mods(**_moved(mods, whole, marks))
     slots = tuple((n, int(x) - start) for n, x in enumerate(traced.numbers) if x in marks)
     tables = tuple(host_array(table, "a captured array").copy() for table in traced.tables)
     return ChunkMods(traced._replace(tables=tables), slots)

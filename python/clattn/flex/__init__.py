@@ -18,17 +18,14 @@ element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any arra
 
 from clattn.flex.attention import flex_attention
 from clattn.flex.blocks import BlockMask, create_block_mask
-from clattn.flex.compile import Mods, trace_mods
 from clattn.flex.masks import and_masks, explain, lookup, or_masks
 
 __all__ = [
     "BlockMask",
-    "Mods",
     "and_masks",
     "create_block_mask",
     "explain",
     "flex_attention",
     "lookup",
     "or_masks",
-    "trace_mods",
 ]

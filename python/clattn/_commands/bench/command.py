@@ -11,11 +11,11 @@ from pathlib import Path
 import clattn
 from clattn import Device, _core
 from clattn._commands import listing
-from clattn._commands.bench import contest, flex, torch_peers
-from clattn._commands.bench.contest import Contestants, Measured
+from clattn._commands.bench import contest, figures, flex, torch_peers
+from clattn._commands.bench.contest import Measured
 from clattn._commands.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
 from clattn._commands.bench.limits import Limits
-from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row, numpy_dtype, scaled
+from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype, scaled
 from clattn._commands.common import CommandError, find_device, need, number
 from clattn._host.progress import open_bar
 
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
     add("--rows", metavar="NAME", nargs="+", type=_rows,
-        help="names of rows, patterns such as '*decode*', or 'models' (default: all)")  # fmt: skip
+        help="names of rows, patterns such as '*decode*', 'models' or 'calls' (default: all)"
+        )  # fmt: skip
     add("--gpu", action="store_true",
         help="measure rows for GPUs, on arrays of the device, beside torch on CUDA")  # fmt: skip
     add("--flex", action="store_true",
@@ -39,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turns of each implementation (default: %(default)s)")  # fmt: skip
     add("--json", metavar="PATH", type=Path, help="write everything as JSON")
     add("--plot", metavar="PATH", type=Path, help="write a chart as PNG")
+    add("--markdown", metavar="PATH", type=Path,
+        help="write a table as Markdown, with versions and the date")  # fmt: skip
+    add("--name", metavar="NAME", default="",
+        help="the machine's name in tables and charts (default: its device's)")  # fmt: skip
+    add("--from", dest="records", metavar="PATH", nargs="+", type=Path,
+        help="measure nothing: table and chart of files that --json wrote")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -46,6 +53,9 @@ def _rows(pattern: str) -> list[Row]:
     if pattern == "models":
         return list(MODEL_ROWS)
     everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS)
+    if pattern == "calls":
+        by_name = {row.name: row for row in everything}
+        return [by_name[name] for name in TITLES]
     found = [row for row in everything if fnmatch.fnmatchcase(row.name, pattern)]
     if not found:
         names = ", ".join(dict.fromkeys(row.name for row in everything))
@@ -64,18 +74,20 @@ def _choose_devices(words: Sequence[str] | None) -> dict[str, Device]:
     return {names[device]: device for device in chosen}
 
 
-def _check_output(path: Path | None) -> None:
+def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse a file that cannot be written before anything is measured."""
-    if path is None:
-        return
-    try:
-        existed = path.exists()
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}", 2) from error
+    if arguments.plot is not None:
+        need("bench", "matplotlib")
+    for path in (arguments.json, arguments.plot, arguments.markdown):
+        try:
+            if path is not None:
+                existed = path.exists()
+                with path.open("ab"):
+                    pass
+                if not existed:
+                    path.unlink()
+        except OSError as error:
+            raise CommandError(f"cannot write {path}: {error.strerror}", 2) from error
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
@@ -100,15 +112,38 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--gpu and --flex have rows of their own: leave out one of them", 2)
     if arguments.scale > 1 and not (arguments.gpu or arguments.flex):
         raise CommandError("--scale is for rows of --gpu or --flex: add one of them", 2)
+    if arguments.records:
+        return _show(arguments)
     rows = _chosen_rows(arguments)
     if arguments.list:
         _print_rows(rows)
         return 0
-    need("bench", "rich", *([] if arguments.plot is None else ["matplotlib"]))
+    need("bench", "rich")
+    _check_outputs(arguments)
     rows = _possible(rows)
-    _check_output(arguments.json)
-    _check_output(arguments.plot)
     return _measure(arguments, rows, _choose_devices(arguments.device))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Write table and chart of results that earlier runs have written."""
+    if arguments.json is not None:
+        raise CommandError("--from measures nothing: leave out --json", 2)
+    _check_outputs(arguments)
+    records = [figures.read(path) for path in arguments.records]
+    chosen = arguments.rows and [row for rows in arguments.rows for row in rows]
+    _write(arguments, records, figures.names_in(records, chosen))
+    return 0
+
+
+def _write(
+    arguments: argparse.Namespace, records: Sequence[figures.Record], names: Sequence[str]
+) -> None:
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(figures.as_markdown(records, names), encoding="utf-8")
+    elif arguments.records:
+        print(figures.as_markdown(records, names), end="")
+    if arguments.plot is not None:
+        _plot(arguments.plot, records, names)
 
 
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
@@ -150,7 +185,7 @@ def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, 
         product = torch_peers.find_product() if arguments.gpu else None
         limits = {words: Limits(device, product) for words, device in devices.items()}
         contestants = contest.Contestants(devices, peers, limits, missing)
-        results = report.Results(measured, contestants, arguments.rounds, alone)
+        results = report.Results(measured, contestants, arguments.rounds, alone, arguments.name)
         apart = [*devices, *(peer.label for peer in peers)] if arguments.flex else []
         show = stack.enter_context(open_bar(len(rows) + len(apart), sys.stdout))
 
@@ -173,16 +208,18 @@ def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, 
         console.print(report.make_table(words, results))
     for line in report.notes(results):
         console.print(line, markup=False)
-    if arguments.plot is not None:
-        _plot(arguments.plot, measured, contestants)
+    record = report.as_json(results)
+    _write(arguments, [record], figures.names_in([record], None))
     fails = any(one.wrong or one.failed for one in measured)
     return 1 if fails or any(one.missing for one in alone.values()) else 0
 
 
-def _plot(path: Path, measured: Sequence[Measured], contestants: Contestants) -> None:
-    if not contestants.devices or not any(one.best for one in measured):
+def _plot(path: Path, records: Sequence[figures.Record], names: Sequence[str]) -> None:
+    shown = figures.columns(records)
+    compared = [name for name in names if any(one.ratio(name) is not None for one in shown)]
+    if not compared:
         print("no chart: there is nothing to compare with")
         return
     from clattn._commands.bench import chart  # which needs matplotlib
 
-    chart.save_ratios(path, measured, contestants)
+    chart.save_ratios(path, records, compared)

@@ -3,8 +3,10 @@
 import json
 import math
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ class Results:
     """Everything that was measured so far.
 
     `alone` has what ``--flex`` measures in processes of their own, by words of a device, or torch's
-    label.
+    label. `name` is the machine's, "" for that of its first device.
     """
 
     measured: Sequence[Measured]
     contestants: Contestants
     rounds: int
     alone: Mapping[str, Alone] = field(default_factory=dict)
+    name: str = ""
 
     def first(self, name: str, row: str) -> float | None:
         """Return the seconds of a first call, of a device or torch; None: not measured."""
@@ -156,6 +159,18 @@ def notes(results: Results) -> Iterator[str]:
             yield f"{one.row.name}: {note}"
 
 
+def processor(listed: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name, with the numbers that tell models of one name apart."""
+    try:
+        text = listed.read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+    if len(fields) < 3:
+        return platform.machine()
+    return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
+
+
 def as_json(results: Results) -> dict[str, Any]:
     """Return everything that was measured, with times in seconds and memory in bytes."""
     contestants = results.contestants
@@ -177,6 +192,9 @@ def as_json(results: Results) -> dict[str, Any]:
             mask = None if alone.mask is None else asdict(alone.mask)
             devices[words] |= {"block_mask": mask, "failed": alone.missing}
     return {
+        "name": results.name or next(iter(devices.values()), {"name": ""})["name"],
+        "processor": processor(),
+        "date": date.today().isoformat(),
         "clattn": clattn.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -243,6 +243,25 @@ GPU_ROWS = (
     replace(_SHORT, name="f16-E128-2k-host", on_device=False),
 )
 
+# What a reader calls the rows of `--rows calls`, which docs/performance.md shows.
+TITLES = {
+    "llama": "Llama 3 8B, prompt of 1,024 tokens",
+    "gpt2": "GPT-2, 2 x 1,024 tokens",
+    "padding": "4 texts padded to 512 tokens",
+    "vit": "ViT-L, 4 pictures",
+    "diffusion": "Stable Diffusion, 1,024 pixels",
+    "llama-decode": "Llama 3 8B, decoding at 4,096 tokens",
+    "float16-decode": "decoding at 4,096 tokens, float16",
+    "tiny": "16 tokens",
+    "f16-E128-causal": "prompt of 8,192 tokens",
+    "f16-gqa": "4,096 tokens, 32/8 heads",
+    "f16-window": "8,192 tokens, window of 1,024",
+    "f16-bool-mask": "4 x 2,048 tokens, bool mask",
+    "f32-E64": "2 x 4,096 tokens, float32",
+    "decode-f16-gqa": "decoding at 8,192 tokens, batch of 8",
+    "decode-64M": "decoding at 16,384 tokens",
+}
+
 
 def scaled(row: AnyRow, divisor: int) -> AnyRow:
     """Return the row with its lengths divided and at most two elements in the batch."""
