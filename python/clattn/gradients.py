@@ -115,6 +115,7 @@ def scaled_dot_product_attention_backward(
     Examples
     --------
     >>> import numpy as np
+    >>> from clattn import scaled_dot_product_attention
     >>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
     >>> output, lse = scaled_dot_product_attention(q, k, v, return_lse=True)
     >>> gradients = scaled_dot_product_attention_backward(output, q, k, v, output, lse)

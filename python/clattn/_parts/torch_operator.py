@@ -43,7 +43,7 @@ class Options(NamedTuple):
             "window": (self.left, self.right) if bounded else None,
             "softcap": self.softcap,
             "query_offset": self.position if offsets is None else offsets,
-            "seed": None if seed is None else seed.item() & (1 << 64) - 1,
+            "seed": None if seed is None else int(seed.item()) & (1 << 64) - 1,
             "device": _devices[self.device],
         }
 
@@ -103,7 +103,7 @@ class _Operands(NamedTuple):
     offsets: Tensor | None
     seed: Tensor | None
 
-    def arrays(self) -> dict[str, Tensor | None]:
+    def arrays(self) -> dict[str, Any]:
         """Return those that have gradients, as arguments of clattn's functions."""
         named = self._asdict()
         return {
@@ -230,11 +230,11 @@ def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any
     return stacked, (0,) * len(stacked)
 
 
-class _Transformed(torch.autograd.Function):
+class _Transformed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """The operator for the transforms of ``torch.func``, which do not take its own rule."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
+    def forward(*args: Any) -> Any:
         return _attention_op(*args)
 
     @staticmethod
@@ -250,11 +250,11 @@ class _Transformed(torch.autograd.Function):
         return _one_by_one(_call, info, in_dims, *args)
 
 
-class _TransformedBackward(torch.autograd.Function):
+class _TransformedBackward(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """The same of the backward pass."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
+    def forward(*args: Any) -> Any:
         return _backward_op(*args)
 
     @staticmethod
@@ -272,12 +272,12 @@ class _TransformedBackward(torch.autograd.Function):
 
 def _call(*args: Any) -> Any:
     transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-    return (_Transformed.apply if transforms else _attention_op)(*args)  # type: ignore[no-untyped-call]
+    return (_Transformed.apply if transforms else _attention_op)(*args)
 
 
 def _call_backward(*args: Any) -> Any:
     transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-    return (_TransformedBackward.apply if transforms else _backward_op)(*args)  # type: ignore[no-untyped-call]
+    return (_TransformedBackward.apply if transforms else _backward_op)(*args)
 
 
 _attention_op.register_vmap(lambda *args: _one_by_one(_attention_op, *args))
