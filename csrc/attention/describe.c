@@ -87,7 +87,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .options = ca_attention_options(attention),
         .heads = plan->heads,
         .tiles = (uint32_t)plan->tiles,
-        .turns = (uint32_t)plan->cpu.turns,
+        .own = plan->gradient != 0 ? plan->gradient : (uint32_t)plan->cpu.turns,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
         .scale = real_bits(attention, attention->scale),

@@ -377,6 +377,43 @@ done:
     return status;
 }
 
+ca_status
+ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, ca_error *error)
+{
+    ca_status status = CA_OK;
+    char sizes[192];
+    making m;
+    ca_mark mark;
+    ca_span marks;
+    if (count == 0) {
+        return CA_OK;
+    }
+    CA_TRY(ca_mark_take(device, &mark, &marks, error));
+    start(&m, &steps[0].attention, mark, marks, NULL);
+    write_sizes(&steps[0].attention, sizes, sizeof sizes);
+    m.launch.sizes = sizes;
+    bool adds = false;
+    for (int n = 0; n < count; n++) {
+        const ca_attention_plan *plan = &steps[n].plan;
+        adds = adds || steps[n].adds;
+        const planned_step step = {.spec = &plan->spec,
+                                   .grid = plan->grid,
+                                   .local_size = plan->local_size,
+                                   .any_local_size = plan->any_local_size,
+                                   .work = REFERENCE_TIMES * steps[n].products *
+                                           work_of(&steps[n].attention, SCORE_COLUMNS)};
+        CA_TRY(add_step(device, &m, &steps[n].attention, plan, &step, &(ca_plan_limits){0}, error));
+    }
+    for (int n = 0; adds && n < m.launch.nspans; n++) {
+        if (m.spans[n].access == CA_ACCESS_WRITE) {
+            m.spans[n].access = CA_ACCESS_UPDATE;
+        }
+    }
+    CA_TRY(ca_launch_run(device, &m.launch, error));
+done:
+    return status;
+}
+
 static bool
 are_tighter(const ca_plan_limits *limits, const ca_plan_limits *before)
 {

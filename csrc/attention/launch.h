@@ -23,6 +23,18 @@ ca_status ca_attention_launch(ca_device *device, const ca_attention *attention,
 ca_status ca_attention_launch_inputs(ca_device *device, const ca_attention *inputs,
                                      ca_error *error);
 
+/* A kernel of a launch that a caller plans itself. */
+typedef struct {
+    ca_attention attention;
+    ca_attention_plan plan;
+    int products; /* of queries and keys, for each score */
+    bool adds;    /* to what stands in its result */
+} ca_launched;
+
+/* Launch kernels one after another on a prepared device, as one launch, and wait. */
+ca_status ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
+                                  ca_error *error);
+
 /* As ca_attention_launch. If the kernels allow less than the plan asks for, plan the variant again within their
    limits. */
 ca_status ca_attention_launch_within(ca_device *device, const ca_forced *forced,

@@ -23,6 +23,17 @@ ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char
     }
 }
 
+ca_status
+ca_plan_check_float64(const ca_device_info *info, const ca_attention *attention, ca_error *error)
+{
+    return !ca_attention_in_float64(attention) || info->float64
+               ? CA_OK
+               : ca_error_set(error, CA_ERROR_DEVICE,
+                              "this call computes in float64, which %s cannot; use float32 or "
+                              "choose another device",
+                              info->name);
+}
+
 double
 ca_plan_items(const ca_attention_plan *plan)
 {

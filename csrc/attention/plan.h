@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "attention/problem.h"
+#include "base/status.h"
 #include "opencl/program.h" /* ca_kernel_spec */
 
 #define CA_ATTENTION_GRID_DIMS 5
@@ -33,8 +34,9 @@ typedef struct {
     int64_t heads;                        /* query heads of one work-item, which share keys */
     int64_t tiles;                        /* of a work-item; see the params */
     ca_cpu_plan cpu;
-    int arrays;  /* optional operands that the program takes */
-    bool redoes; /* the kernel may ask for rows to be computed again */
+    uint32_t gradient; /* of a step of the backward pass, see the params; else 0 */
+    int arrays;        /* optional operands that the program takes */
+    bool redoes;       /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */
@@ -48,6 +50,10 @@ typedef struct {
    dimensions. A work-item has one head and all keys. */
 void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
                    size_t local_size);
+
+/* CA_ERROR_DEVICE if the problem computes in float64 and the device cannot. */
+ca_status ca_plan_check_float64(const ca_device_info *info, const ca_attention *attention,
+                                ca_error *error);
 
 /* Returns the product of `grid`, as a double, which does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);

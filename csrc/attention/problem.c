@@ -8,7 +8,7 @@
 
 #define OPERANDS CA_ATTENTION_OPERANDS
 
-_Static_assert(OPERANDS <= CA_FOLD_TENSORS, "all operands are folded together");
+_Static_assert(OPERANDS <= CA_FOLD_TENSORS, "all operands are folded together, and have a bit");
 _Static_assert(CA_OPTIONAL_ROLES <= CA_OPTION_ADDED_MASK, "each optional operand has a bit");
 
 /* The rows of kernels/attention/operands.h. */
@@ -19,7 +19,8 @@ static const struct {
 } operand_rows[] = {
 #define ROW(role, member, element, dimensions, traits, name)                                       \
     [CA_ATTENTION_##role] = {dimensions, traits, name},
-    CA_OWN_OPERANDS(ROW) CA_OPTIONAL_OPERANDS(ROW) CA_MOD_OPERANDS(ROW)
+    CA_OWN_OPERANDS(ROW) CA_OPTIONAL_OPERANDS(ROW) CA_MOD_OPERANDS(ROW) CA_BACKWARD_OPERANDS(ROW)
+        CA_GRADIENT_OPERANDS(ROW)
 #undef ROW
 };
 
@@ -48,6 +49,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->in_float64 = false;
     attention->mods = NULL;
     attention->stage = CA_SCORES_SCALED;
+    attention->repeated = 0;
     attention->call = "attention";
     attention->inputs = attention->scored = NULL;
 }
@@ -168,9 +170,11 @@ ca_attention_set_output(ca_attention *attention, const ca_tensor *output)
 
 /* Remove folded dimensions until CA_BATCH_DIMS are left: the smallest ones, or the outermost
    ones with dropout and mods, which number rows in order. `offsets` become where
-   problem `index` begins in each view. Returns the number of problems. */
+   problem `index` begins in each view, and *repeated a bit for each view whose elements an earlier problem
+   has had. Returns the number of problems. */
 static int64_t
-separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OPERANDS])
+separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OPERANDS],
+         uint64_t *repeated)
 {
     int64_t count = 1;
     bool empty = false;
@@ -180,7 +184,9 @@ separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OP
         int64_t size = dims->size[d];
         empty = empty || size == 0;
         for (int role = 0; role < OPERANDS && !empty; role++) {
-            offsets[role] += index % size * dims->stride[d][role];
+            int64_t stride = dims->stride[d][role];
+            offsets[role] += index % size * stride;
+            *repeated |= (uint64_t)(stride == 0 && index % size > 0) << role;
         }
         index = empty ? 0 : index / size;
         count = empty ? 1 : count * size;
@@ -201,7 +207,8 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     ca_leading_dims dims;
     ca_fold_leading(views, OPERANDS, output->ndim - 2, output->shape, &dims);
     bool in_order = ca_attention_drops(attention) || attention->mods != NULL;
-    int64_t count = separate(&dims, in_order, index, offsets);
+    attention->repeated = 0;
+    int64_t count = separate(&dims, in_order, index, offsets, &attention->repeated);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         attention->batch[d] = 1;
     }

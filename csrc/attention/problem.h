@@ -21,8 +21,9 @@
 #define CA_ROLE_OF(role, member, element, dimensions, traits, name) CA_ATTENTION_##role,
 typedef enum {
     CA_OWN_OPERANDS(CA_ROLE_OF) CA_OPTIONAL_OPERANDS(CA_ROLE_OF) CA_MOD_OPERANDS(CA_ROLE_OF)
-        CA_ATTENTION_OPERANDS,
-    CA_ATTENTION_FIRST_OPTIONAL = CA_ATTENTION_OPERANDS - CA_OPTIONAL_ROLES,
+        CA_BACKWARD_OPERANDS(CA_ROLE_OF) CA_GRADIENT_OPERANDS(CA_ROLE_OF) CA_ATTENTION_OPERANDS,
+    CA_ATTENTION_FIRST_GRADIENT = CA_ATTENTION_GRAD_QUERY,
+    CA_ATTENTION_FIRST_OPTIONAL = CA_ATTENTION_FIRST_GRADIENT - CA_OPTIONAL_ROLES,
 } ca_attention_role;
 #undef CA_ROLE_OF
 
@@ -95,6 +96,8 @@ typedef struct ca_attention {
     bool in_float64;     /* compute in float64 whatever the dtypes are */
     const ca_mods *mods; /* what the user's functions make of scores; NULL: nothing */
     ca_scores_stage stage;
+    uint64_t
+        repeated; /* a bit for each role: an earlier problem of the call has these elements, too */
     const char *call; /* the function that the user called, for messages */
     /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
     const struct ca_attention *inputs;

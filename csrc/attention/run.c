@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/backward.h"
 #include "attention/inputs.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
@@ -26,7 +27,7 @@ ca_attention_is_trivial(const ca_attention *attention)
         writes =
             writes || (ca_attention_is_result(role) && attention->operands[role].memory.bytes != 0);
     }
-    return !writes || attention->T == 0;
+    return !writes || (attention->T == 0 && !ca_attention_has_gradients(attention));
 }
 
 static void
@@ -329,17 +330,19 @@ ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *atten
                  ca_error *error)
 {
     const ca_device_info *info = ca_device_get_info(device);
+    bool backward = ca_attention_has_gradients(attention);
     int d = dimension_to_halve(attention);
     int64_t size = d < CA_BATCH_DIMS ? attention->batch[d] : attention->L;
     bool held = true;
     for (int role = 0; role < OPERANDS; role++) {
         held = held && !ca_exceeds_device(info, &attention->operands[role].memory, 1);
     }
-    if (held || size <= 1) {
+    if (held || size <= 1 || backward) { /* a gradient is a sum over what halves would divide */
         if (info->memory != CA_MEMORY_SVM) {
             join_inputs(info, attention);
         }
-        return launch_whole(device, forced, attention, error);
+        return backward ? ca_attention_run_backward(device, attention, error)
+                        : launch_whole(device, forced, attention, error);
     }
     ca_attention half = *attention;
     ca_attention_take(&half, d, 0, size / 2);

@@ -256,11 +256,9 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
        size_t *chosen, ca_error *error)
 {
     size_t n = 0;
-    if (ca_attention_in_float64(attention) && !info->float64) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "this call computes in float64, which %s cannot; use "
-                            "float32 or choose another device",
-                            info->name);
+    ca_status status = ca_plan_check_float64(info, attention, error);
+    if (status != CA_OK) {
+        return status;
     }
     /* The last row, the reference, is always fast and takes everything. */
     while (forced->kernel != NULL

@@ -13,7 +13,7 @@
 #include "opencl/span.h"
 #include "opencl/spec.h" /* ca_kernel */
 
-#define CA_MAX_STEPS 4
+#define CA_MAX_STEPS 8
 
 /* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step with work may run in pieces: its params begin
    with an int64, the first work-group of a piece, which is 0 here. */

@@ -10,7 +10,7 @@
 #include "python/array.h"
 #include "python/state.h"
 
-#define CA_PY_CALL_ARRAYS 12
+#define CA_PY_CALL_ARRAYS 16
 #define CA_PY_CALL_KEPT   (2 * CA_PY_CALL_ARRAYS + 1) /* ca_py_hold's too, and that of `out` */
 
 typedef struct {

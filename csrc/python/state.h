@@ -34,6 +34,7 @@ typedef enum {
 /* Functions that take arguments by name; see python/arguments.h. */
 typedef enum {
     CA_PY_SDPA,
+    CA_PY_SDPA_BACKWARD,
     CA_PY_CACHE_ATTEND,
     CA_PY_ONNX,
     CA_PY_OPENVINO,

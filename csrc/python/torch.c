@@ -13,29 +13,10 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* The arguments of _core.pyi. attention.py and flex/attention.py explain each. */
 #define SDPA(ROW, STAR)                                                                            \
-    ROW(QUERY, "query")                                                                            \
-    ROW(KEY, "key")                                                                                \
-    ROW(VALUE, "value")                                                                            \
-    ROW(ATTN_MASK, "attn_mask=None")                                                               \
-    ROW(DROPOUT_P, "dropout_p=0.0")                                                                \
-    ROW(IS_CAUSAL, "is_causal=False")                                                              \
-    ROW(SCALE, "scale=None")                                                                       \
-    ROW(ENABLE_GQA, "enable_gqa=False")                                                            \
-    STAR()                                                                                         \
-    ROW(WINDOW, "window=None")                                                                     \
-    ROW(SOFTCAP, "softcap=0.0")                                                                    \
-    ROW(SEED, "seed=None")                                                                         \
+    CA_PY_SDPA_TAKEN(ROW, STAR)                                                                    \
     ROW(RETURN_LSE, "return_lse=False")                                                            \
-    ROW(OUT, "out=None")                                                                           \
-    ROW(DEVICE, "device=None")                                                                     \
-    ROW(SINKS, "sinks=None")                                                                       \
-    ROW(QUERY_OFFSET, "query_offset=0")                                                            \
-    ROW(RETURN_WEIGHTS, "return_weights=False")                                                    \
-    ROW(LAYOUT, "layout='BHLE'")                                                                   \
-    ROW(MODS, "mods=None")                                                                         \
-    ROW(BLOCK_MASK, "block_mask=None")
+    ROW(RETURN_WEIGHTS, "return_weights=False")
 enum { CA_PY_SLOTS(SDPA) ARGUMENTS };
 const char *const ca_py_sdpa_arguments[] = CA_PY_TEXTS(SDPA);
 
@@ -119,18 +100,26 @@ parse_layout(PyObject *object, bool *rows_first)
     return 0;
 }
 
-/* Reads all arguments that are not arrays. */
+/* Reads all arguments that are neither arrays nor results. */
 static int
-parse_options(PyObject *const *args, const ca_state *state, ca_torch_sdpa *sdpa,
+parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *rows_first)
+{
+    return parse_layout(args[LAYOUT], rows_first) < 0 || parse_dropout(args, sdpa) < 0 ||
+                   ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
+                   ca_py_scale(args[SCALE], &sdpa->has_scale, &sdpa->scale) < 0 ||
+                   ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
+                   ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
+                   ca_py_double(args[SOFTCAP], "softcap", &sdpa->softcap) < 0
+               ? -1
+               : 0;
+}
+
+/* Reads what the forward pass gives beside its output. */
+static int
+parse_results(PyObject *const *args, const ca_state *state, ca_torch_sdpa *sdpa,
               ca_py_sdpa_results *wanted)
 {
-    if (parse_layout(args[LAYOUT], &wanted->rows_first) < 0 || parse_dropout(args, sdpa) < 0 ||
-        ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
-        ca_py_scale(args[SCALE], &sdpa->has_scale, &sdpa->scale) < 0 ||
-        ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
-        ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
-        ca_py_double(args[SOFTCAP], "softcap", &sdpa->softcap) < 0 ||
-        ca_py_flag(args[RETURN_WEIGHTS], "return_weights", &sdpa->returns_weights) < 0) {
+    if (ca_py_flag(args[RETURN_WEIGHTS], "return_weights", &sdpa->returns_weights) < 0) {
         return -1;
     }
     wanted->splits_lse = args[RETURN_LSE] == state->base_and_sum;
@@ -152,7 +141,7 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
     if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
         ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
         ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
-        ca_py_call_note_out(call, args[OUT]) < 0 || parse_sinks(args[SINKS], sdpa, call) < 0 ||
+        parse_sinks(args[SINKS], sdpa, call) < 0 ||
         parse_offset(args[QUERY_OFFSET], sdpa, call) < 0) {
         return -1;
     }
@@ -192,9 +181,18 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     return ca_py_call_array(call, entries, "block_mask", CA_TAKES_NUMBERS, &blocks->entries);
 }
 
-/* View (…, L, H, E) as (…, H, L, E), or the other way round. */
-static void
-swap_heads(ca_tensor *tensor)
+int
+ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_torch_sdpa *sdpa, ca_mods *mods,
+                 bool *rows_first)
+{
+    return parse_arrays(args, sdpa, call) < 0 || parse_options(args, sdpa, rows_first) < 0 ||
+                   parse_mods(args, sdpa, mods, call) < 0
+               ? -1
+               : 0;
+}
+
+void
+ca_py_swap_heads(ca_tensor *tensor)
 {
     ca_tensor_swap(tensor, tensor->ndim - 3);
 }
@@ -206,20 +204,17 @@ swap_all_heads(ca_torch_sdpa *sdpa)
     if (sdpa->query.ndim < 3 || sdpa->key.ndim < 3 || sdpa->value.ndim < 3) {
         return false;
     }
-    swap_heads(&sdpa->query);
-    swap_heads(&sdpa->key);
-    swap_heads(&sdpa->value);
+    ca_py_swap_heads(&sdpa->query);
+    ca_py_swap_heads(&sdpa->key);
+    ca_py_swap_heads(&sdpa->value);
     return true;
 }
 
-/* Checks the call, in whose views heads come before rows afterwards. Where the other layout would
-   fit, the message says so; the doors that only check have no layout. */
-static ca_status
-check_layout(ca_torch_sdpa *sdpa, const ca_py_sdpa_results *wanted, int *ndim,
-             int64_t shape[CA_MAX_DIMS], ca_error *error)
+ca_status
+ca_py_sdpa_check(ca_torch_sdpa *sdpa, bool rows_first, bool advises, int *ndim,
+                 int64_t shape[CA_MAX_DIMS], ca_error *error)
 {
     CA_NEW_ERROR(other);
-    const bool rows_first = wanted->rows_first;
     if (rows_first && !swap_all_heads(sdpa)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "query, key and value have shapes %s, %s and %s; expected three "
@@ -228,7 +223,7 @@ check_layout(ca_torch_sdpa *sdpa, const ca_py_sdpa_results *wanted, int *ndim,
                             CA_SHAPE_OF(&sdpa->value));
     }
     const ca_status status = ca_torch_sdpa_check(sdpa, ndim, shape, error);
-    if (status != CA_ERROR_VALUE || wanted->only_check) {
+    if (status != CA_ERROR_VALUE || !advises) {
         return status;
     }
     const char *advice = rows_first ? " (in this message rows come after heads, as with "
@@ -340,7 +335,7 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
     }
     ca_tensor *written = direct ? &opened.tensor : &output;
     if (wanted->rows_first) {
-        swap_heads(written);
+        ca_py_swap_heads(written);
     }
     if (lse.data != NULL) {
         move_numbers_last(&lse, wanted->splits_lse);
@@ -379,11 +374,15 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *given, Py_ssize_
     ca_py_call_begin(&call, module, "scaled_dot_product_attention");
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_arguments(call.state, CA_PY_SDPA, given, count, names, args) == 0 &&
-        parse_arrays(args, &sdpa, &call) == 0 &&
-        parse_options(args, call.state, &sdpa, &wanted) == 0 &&
-        parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
-        ca_py_error_check(call.state, check_layout(&sdpa, &wanted, &ndim, shape, &error), &error) ==
-            0) {
+        ca_py_call_note_out(&call, args[OUT]) == 0 &&
+        ca_py_sdpa_parse(args, &call, &sdpa, &mods, &wanted.rows_first) == 0 &&
+        parse_results(args, call.state, &sdpa, &wanted) == 0 &&
+        ca_py_call_ready(&call, args[DEVICE]) == 0 &&
+        ca_py_error_check(
+            call.state,
+            /* the doors that only check have no layout */
+            ca_py_sdpa_check(&sdpa, wanted.rows_first, !wanted.only_check, &ndim, shape, &error),
+            &error) == 0) {
         wanted.query = args[QUERY];
         wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
         answer = wanted.only_check ? ca_py_tuple(ndim, shape, 1)

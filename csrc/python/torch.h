@@ -7,7 +7,44 @@
 
 #include "doors/cache.h"
 #include "doors/torch.h"
+#include "python/arguments.h"
 #include "python/call.h"
+
+/* The arguments that the forward and the backward pass share, as rows of python/arguments.h. attention.py
+   and flex/attention.py explain each. Other rows come after these. */
+#define CA_PY_SDPA_TAKEN(ROW, STAR)                                                                \
+    ROW(QUERY, "query")                                                                            \
+    ROW(KEY, "key")                                                                                \
+    ROW(VALUE, "value")                                                                            \
+    ROW(ATTN_MASK, "attn_mask=None")                                                               \
+    ROW(DROPOUT_P, "dropout_p=0.0")                                                                \
+    ROW(IS_CAUSAL, "is_causal=False")                                                              \
+    ROW(SCALE, "scale=None")                                                                       \
+    ROW(ENABLE_GQA, "enable_gqa=False")                                                            \
+    STAR()                                                                                         \
+    ROW(WINDOW, "window=None")                                                                     \
+    ROW(SOFTCAP, "softcap=0.0")                                                                    \
+    ROW(SEED, "seed=None")                                                                         \
+    ROW(OUT, "out=None")                                                                           \
+    ROW(DEVICE, "device=None")                                                                     \
+    ROW(SINKS, "sinks=None")                                                                       \
+    ROW(QUERY_OFFSET, "query_offset=0")                                                            \
+    ROW(LAYOUT, "layout='BHLE'")                                                                   \
+    ROW(MODS, "mods=None")                                                                         \
+    ROW(BLOCK_MASK, "block_mask=None")
+
+/* Reads these arguments, but for `out` and `device`. The call has begun, and `sdpa` is initialised. The caller
+   frees the mods in any case, whose `numbers` start as NULL. Returns -1 with an exception. */
+int ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_torch_sdpa *sdpa, ca_mods *mods,
+                     bool *rows_first);
+
+/* Checks the call, in whose views heads come before rows afterwards. Where the other layout would fit, the
+   message says so, if `advises`. The result's shape is (…, Hq, L, Ev). */
+ca_status ca_py_sdpa_check(ca_torch_sdpa *sdpa, bool rows_first, bool advises, int *ndim,
+                           int64_t shape[CA_MAX_DIMS], ca_error *error);
+
+/* View (…, L, H, E) as (…, H, L, E), or the other way round. */
+void ca_py_swap_heads(ca_tensor *tensor);
 
 /* What a call gives. */
 typedef struct {

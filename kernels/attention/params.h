@@ -55,9 +55,10 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; in attention_reference and
+    ca_uint32 tiles;    /* of a work-item, on CPUs for each key head; in attention_reference and
                         attention_inputs, rows */
-    ca_uint32 turns; /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1 */
+    ca_uint32 own;      /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1;
+                        attention_backward: CA_BACKWARD_…, and a dtype */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
@@ -104,6 +105,18 @@ typedef struct {
 #define CA_FETCHES_STARTS    256u  /* or their starts, or neither */
 #define CA_KEYS_ARE_FAR      512u  /* they and values come from memory, not from a cache */
 #define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
+
+/* What a step of attention_backward computes. */
+#define CA_BACKWARD_ROWS   1u
+#define CA_BACKWARD_DELTAS 2u
+#define CA_BACKWARD_QUERY  3u
+#define CA_BACKWARD_KEY    4u
+#define CA_BACKWARD_VALUE  5u
+#define CA_BACKWARD_MASK   6u
+#define CA_BACKWARD_SINKS  7u
+#define CA_BACKWARD_STEPS  15u /* the bits of these */
+#define CA_BACKWARD_ADDS   16u /* the step adds to what stands in its result */
+#define CA_BACKWARD_DTYPE  32u /* times the dtype of the result */
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff

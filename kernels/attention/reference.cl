@@ -18,81 +18,7 @@
  *
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
-#define SCORE_PLACE ca_int64
-#include "kernels/attention/keys.clh"  /* find_key_run */
-#include "kernels/attention/score.clh" /* addend_of, finish_score, sink_of */
-#include "kernels/support/philox.clh"  /* ca_drops */
-
-#define BLOCK CA_REFERENCE_KEYS /* terms of a block's sum: a long plain sum loses a digit */
-
-/* Row i of a batch: its operands, bounds and number. */
-typedef struct {
-    const attention_call *call;
-    const ca_int64 *batch;
-    ca_int64 i;
-    __global const storage *query; /* row i */
-    addend_row addends;
-    score_bounds bounds; /* counted from row 0 and key 0 */
-    ca_int64 first;      /* keys first … last have a weight */
-    ca_int64 last;
-    ca_int64 number; /* the row's, for dropout */
-} row_state;
-
-INLINED void
-find_row(row_state *row, const attention_call *call, const ca_int64 *batch, ca_int64 i)
-{
-    const ca_attention_params *params = call->params;
-    const batch_sequence sequence = sequence_of(call, batch);
-    const bool all = USES(params, LATE_SOFTCAP); /* excluded keys have a weight too */
-    row->call = call;
-    row->batch = batch;
-    row->i = i;
-    row->query = call->query + ca_offset(&params->query, batch, i, 0);
-    row->addends = addend_row_at(call, &sequence, batch, i);
-    row->bounds = bounds_of(&sequence);
-    row->first = all ? 0 : max((ca_int64)0, i + sequence.lower);
-    row->last = all ? params->T - 1 : min(sequence.limit - 1, i + sequence.upper);
-    row->number = row_index(params, batch, i) + params->first_row;
-}
-
-/* Returns the scaled product of the row's query and key j. */
-CALLED real
-product_with(const row_state *row, ca_int64 j)
-{
-    const ca_attention_params *params = row->call->params;
-    key_run key;
-    find_key_run(&key, row->call, row->batch, j);
-    real sum = REAL(0.0);
-    PLAIN_FOR (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
-        real block_sum = REAL(0.0);
-        PLAIN_FOR (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
-            const real q = load(row->query + e * params->query.column);
-            const real k = load(key.key + e * key.key_strides.column);
-            block_sum = fma(q, k, block_sum);
-        }
-        sum += block_sum;
-    }
-    return sum * score_scale(params);
-}
-
-/* Returns what is added to the score of key j, -inf where the key is excluded. */
-INLINED real
-addend_at(const row_state *row, ca_int64 j)
-{
-    return addend_of(row->call, &row->addends, j, &row->bounds, j - row->i, j);
-}
-
-/* As finish_score. A late softcap comes after mask and bias: it gives an excluded key the score
-   -softcap. */
-INLINED real
-finish_score_in_order(const ca_attention_params *params, real score, real added)
-{
-    if (!USES(params, LATE_SOFTCAP)) {
-        return finish_score(params, score, added);
-    }
-    return added == -INFINITY ? -ca_softcap(params)
-                              : cap_score(params, add_to_score(params, score, added));
-}
+#include "kernels/attention/rows.clh" /* find_row, score_of, sum_weights */
 
 /* Returns a score of the stage that is written, one before the weights. */
 INLINED real
@@ -102,20 +28,6 @@ score_of_stage(const ca_attention_params *params, real score, real added)
                          : USES(params, LATE_SOFTCAP) ? add_to_score(params, score, added)
                                                       : cap_score(params, score);
     return WRITES_STAGE(params, 2) ? finish_score_in_order(params, score, added) : earlier;
-}
-
-/* Computes the final score of key j, into *score. Returns true if the key has a weight. */
-CALLED bool
-score_of(const row_state *row, ca_int64 j, real *score)
-{
-    const ca_attention_params *params = row->call->params;
-    real added = addend_at(row, j);
-    real product = REAL(0.0);
-    if (added != -INFINITY) {
-        product = MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
-    }
-    *score = finish_score_in_order(params, product, added);
-    return added != -INFINITY || USES(params, LATE_SOFTCAP);
 }
 
 /* Writes the scores of all keys, at the stage that is asked for. */
@@ -135,37 +47,6 @@ write_scores(const row_state *row, real m, real l)
         }
         store(score, scores + j * view->column);
     }
-}
-
-/* Computes the maximum and the sum of the online softmax, which a sink begins. False if the
-   row is empty. A NaN among the scores stays in the sum. A score of +inf adds a NaN. */
-CALLED bool
-sum_weights(const row_state *row, real *m, real *l)
-{
-    const ca_attention_params *params = row->call->params;
-    bool attends = false;
-    *m = USES(params, SINKS) ? sink_of(row->call, row->batch) : -INFINITY;
-    *l = *m != -INFINITY ? REAL(1.0) : REAL(0.0);
-    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
-        real block_sum = REAL(0.0);
-        PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
-            real score;
-            if (!score_of(row, j, &score)) {
-                continue;
-            }
-            attends = true;
-            if (score > *m) {
-                const real decay = exp(*m - score);
-                *l *= decay;
-                block_sum = block_sum * decay + (is_finite(score) ? REAL(1.0) : NAN);
-                *m = score;
-            } else if (score != -INFINITY) {
-                block_sum += exp(score - *m);
-            }
-        }
-        *l += block_sum;
-    }
-    return attends;
 }
 
 /* exp(score[j] - m) of a block's keys; -1 for a key that adds no value: excluded, or dropped. */

@@ -1,8 +1,9 @@
 """Attention and diagonal matrices on OpenCL devices, for NumPy.
 
-``clattn.scaled_dot_product_attention`` computes attention, ``clattn.KVCache`` keeps keys and values
-for decoding, and ``clattn.merge_attention`` joins results over parts of the keys. ``clattn.tensor``
-puts an array into a device's memory. ``clattn.onnx``, ``clattn.openvino`` and
+``clattn.scaled_dot_product_attention`` computes attention,
+``clattn.scaled_dot_product_attention_backward`` its gradients, ``clattn.KVCache`` keeps keys and
+values for decoding, and ``clattn.merge_attention`` joins results over parts of the keys.
+``clattn.tensor`` puts an array into a device's memory. ``clattn.onnx``, ``clattn.openvino`` and
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
@@ -31,6 +32,7 @@ from clattn.flex import (
     lookup,
     or_masks,
 )
+from clattn.gradients import AttentionGradients, scaled_dot_product_attention_backward
 from clattn.merging import merge_attention
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.warming import warm_up
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from clattn import transformers as transformers
 
 __all__ = [
+    "AttentionGradients",
     "BlockMask",
     "Device",
     "DeviceError",
@@ -65,6 +68,7 @@ __all__ = [
     "openvino",
     "or_masks",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
     "set_default_device",
     "show_config",
     "synchronize",

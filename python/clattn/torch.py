@@ -36,11 +36,14 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clattn._arguments.autocast import autocast
+from clattn._parts.torch_operator import Options, allocate, attend, device_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Literal
 
     from clattn._arguments.arrays import DeviceLike
+    from clattn._arguments.options import Window
     from clattn._core import Device
 
 __all__ = [
@@ -230,17 +233,26 @@ def scaled_dot_product_attention(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
+    is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+    *,
+    window: Window = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    query_offset: int | torch.Tensor = 0,
+    return_lse: bool = False,
+) -> Any:
     """Return what torch's function of this name does, by clattn where it can.
 
     `patch` puts it into ``torch.nn.functional``; it may be called by itself. clattn computes calls
     with strided CPU tensors of one float dtype, while no gradients are needed and torch does not
-    record the call. Other calls go to the function that `patch` has replaced, usually torch's:
+    record the call. Calls with one of the keywords, or with ``is_causal="lower_right"``, which
+    torch does not have, are always clattn's, and so are their gradients. Other calls go to the
+    function that `patch` has replaced, usually torch's:
 
-    - a tensor that requires gradients while they are enabled, forward-mode ones included;
+    - a tensor that requires gradients while they are enabled, forward-mode ones included: torch's
+      backward pass takes less time;
     - `dropout_p` other than 0, since it is torch's random numbers that drop;
     - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
     - ``torch.compile``, ``torch.export``, ``torch.jit.trace``, the transforms of
@@ -260,18 +272,24 @@ def scaled_dot_product_attention(
         scaled scores).
     dropout_p : float
         Probability with which each weight is dropped.
-    is_causal : bool
-        Row i attends key j where ``j <= i``.
+    is_causal : bool or "lower_right"
+        Row i attends key j where ``j <= i``; "lower_right": where ``j <= i + S - L``.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
         Grouped heads: query head h reads key and value head ``h // (Hq // Hk)``.
+    window, softcap, sinks, query_offset : optional
+        As in `clattn.scaled_dot_product_attention`. `sinks` has a gradient.
+    return_lse : bool
+        Also return the log-sum-exp, which has a gradient.
 
     Returns
     -------
     output : Tensor of shape (..., Hq, L, Ev)
         Of query's dtype, with the strides that torch gives it: where ``query.transpose(1, 2)`` is
         contiguous, so is ``output.transpose(1, 2)``.
+    lse : Tensor of shape (..., Hq, L)
+        With `return_lse`: float32, float64 for float64.
 
     Raises
     ------
@@ -285,6 +303,9 @@ def scaled_dot_product_attention(
     Notes
     -----
     Under ``torch.autocast`` query, key, value and a float mask are cast as torch casts them.
+    Gradients are those of `clattn.scaled_dot_product_attention_backward`, laid out as what they
+    belong to. The seed of dropout comes from torch's generator. ``torch.compile`` sees one
+    operator; ``torch.func.grad`` and ``vmap`` take it; there is no second derivative.
 
     Examples
     --------
@@ -293,6 +314,18 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
     torch.Size([1, 2, 4, 8])
     """
+    if (
+        return_lse
+        or window is not None
+        or softcap
+        or sinks is not None
+        or is_causal == "lower_right"
+        or not (isinstance(query_offset, int) and query_offset == 0)
+    ):
+        return _extended(
+            query, key, value, attn_mask, sinks, query_offset, return_lse,
+Options(dropout_p, _causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap),
+        )  # fmt: skip
     if not torch.compiler.is_compiling():
         tensors = (query, key, value)
         overridden = has_torch_function((query, key, value, attn_mask))
@@ -304,6 +337,50 @@ def scaled_dot_product_attention(
     return _leave(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _causal_word(is_causal: Any) -> str:
+    """Return a schema's word for the argument."""
+    if isinstance(is_causal, bool):
+        return "upper_left" if is_causal else ""
+    if is_causal == "lower_right":
+        return "lower_right"
+    raise ValueError(f"is_causal is {is_causal!r:.80}; expected True, False or 'lower_right'")
+
+
+def _sides(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window must be None or (left, right), got {window!r:.80}") from None
+    return left, right
+
+
+def _extended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    query_offset: int | torch.Tensor,
+    return_lse: bool,
+    options: Options,
+) -> Any:
+    """Compute a call that has no counterpart in torch, with gradients where torch records them."""
+    offsets = None if isinstance(query_offset, int) else torch.as_tensor(query_offset)
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = autocast(query), autocast(key), autocast(value)
+        attn_mask = None if attn_mask is None else autocast(attn_mask)
+    options = options._replace(
+        position=query_offset if isinstance(query_offset, int) else 0,
+        device=device_number(_device),
+    )
+    results = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
+    if not torch.compiler.is_compiling():
+        next(_counts[_OURS])
+    return results if return_lse else results[0]
 
 
 def _put() -> None:
@@ -410,7 +487,7 @@ def _attend(
                 is_causal,
                 scale,
                 enable_gqa,
-                out=_allocate(query, key, value, enable_gqa),
+                out=allocate(query, key, value, enable_gqa),
                 device=_device,
             )
         except Exception:
@@ -470,23 +547,3 @@ def _is_refused(
     except (TypeError, ValueError):
         return True
     return False
-
-
-def _allocate(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
-) -> torch.Tensor:
-    """Allocate the result, laid out as torch's is.
-
-    Where the heads of a query are views of one row, (B, L, Hq, E) transposed, they stay so, and
-    joining them again needs no copy. That is for four dimensions, of which key and value bring no
-    batch and no heads of their own, and Ev = E.
-    """
-    queries, keys, values = query.shape, key.shape, value.shape
-    if len(queries) == len(keys) == len(values) == 4:
-        (B, H, L, E), (Bk, Hk, _, _), (Bv, Hv, _, Ev) = queries, keys, values
-        if B == Bk == Bv and (enable_gqa or H == Hk == Hv):
-            if Ev == E and query.stride(3) == 1:
-                return torch.empty_like(query)
-            return query.new_empty((B, H, L, Ev))
-    attend = _core.scaled_dot_product_attention
-    return query.new_empty(shape_of_call(attend, query, key, value, enable_gqa=enable_gqa))

@@ -15,6 +15,7 @@ from count_programs import DTYPES, HEAD_SIZES, attend, kinds
 from references.attention import float16
 from support.data import draw, qkv, sdpa
 from support.faults import open_with
+from support.gradients import backward, grads
 from support.launches import launched_once
 from support.mods import call, check_flex, lookup
 from support.processes import ROOT
@@ -67,6 +68,17 @@ def test_kinds_of_calls_on_a_cpu(device):
         assert 0 < len(found[kind]) <= most, f"{kind}: {differences(found[kind])}"
     together = set().union(*found.values())
     assert len(together) <= FOR_ALL, differences(together)
+
+
+@pytest.mark.cpus
+def test_a_backward_pass_takes_one_program(device):
+    """For all that it gives, whatever its options are."""
+    q, k, v = qkv((1, 2), 5, 6, 8)
+    found = set()
+    for options in ({}, {"is_causal": True, "softcap": 2.0, "sinks": draw((2,))}):
+        found |= programs(backward, grads(q, k, v), q, k, v, device=device, attn_mask=draw((6,)),
+                          **options)  # fmt: skip
+    assert len({one for one in found if one[0] == "attention_backward"}) == 1
 
 
 # On a GPU, head sizes and options are macros too: of attention_tiled and attention_decode_gpu, and

@@ -63,6 +63,9 @@ REFERENCE_ONLY = {
     "opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
     "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
     "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
+    "gradients": "check_backward(draw((1, 2, 5, 9)), *qkv((1, 2), 5, 7, 8, 9), device=device, "
+    "attn_mask=draw((7,)), sinks=draw((2,)), grad_lse=draw((1, 2, 5)), is_causal=True, "
+    "softcap=2.0, dropout_p=0.3, seed=1)",
 }
 # Functions of scores and masks: tables of all kinds, blocks, indexes before and behind tables.
 MODS = {
@@ -194,6 +197,7 @@ from support.data import draw, qkv
 from references.onnx import check as onnx
 from support.directml_calls import check as check_directml
 from support.dropout_calls import check as check_dropout
+from support.gradients import check_backward
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
 check_lse = partial(check, return_lse=True)
@@ -255,13 +259,13 @@ MATRIX_UNITS = {
 }
 
 
-def has_inputs(name, line):
-    """Whether a step computes present keys or biased inputs, which the next step reads.
+def has_steps(name, line):
+    """Whether a step reads what another one computes: present keys, biased inputs, numbers of rows.
 
     In all but the first launches of a process, Oclgrind 21.10 takes buffers of the host that a
     kernel has written for uninitialised, also where the kernel writes a constant everywhere.
     """
-    return "past" in name or "past_key" in line
+    return "past" in name or "past_key" in line or name == "gradients"
 
 
 @pytest.mark.parametrize("kernel_name", RUNS)
@@ -269,7 +273,7 @@ def test_kernels_are_clean(oclgrind, kernel_name):
     cases = RUNS[kernel_name]
     env = oclgrind | (MATRIX_UNITS if "mma" in kernel_name else {})
     env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
-    steps = [line for name, line in cases.items() if has_inputs(name, line)]
+    steps = [line for name, line in cases.items() if has_steps(name, line)]
     run_cleanly(env, [line for line in cases.values() if line not in steps])
     if steps:
         run_cleanly(env | {"OCLGRIND_UNINITIALIZED": None}, steps)

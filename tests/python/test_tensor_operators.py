@@ -24,7 +24,7 @@ def kinds(call, results):
 
 
 def expected_kinds(call, results, tensors):
-    deciding = DECIDES if call.name == "onnx.attention" else {}
+    deciding = DECIDES.get(call.name, {})
     return {name: deciding.get(name, call.query) in tensors for name in results}
 
 

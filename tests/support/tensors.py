@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import clattn
 import numpy as np
+from references.attention import attention
 from references.diagonal import bits, numbers
 from references.directml import make
 from support.data import draw
@@ -55,6 +56,16 @@ def torch_like(L=17, S=33, **options):
     return Call("scaled_dot_product_attention", "query", arrays, {"return_lse": True} | options)
 
 
+def gradients():
+    """The backward pass of a call, and what the forward pass gives to it."""
+    arrays = dict(torch_like(5, 7, is_causal=True).arrays)
+    result, lse = attention(**arrays, is_causal=True)
+    arrays |= {"output": result.astype(np.float32), "lse": lse.astype(np.float32)}
+    arrays["grad_output"] = draw(result.shape, seed=3)
+    options = {"is_causal": True, "needs": ("query", "key", "value", "attn_mask")}
+    return Call("scaled_dot_product_attention_backward", "query", arrays, options)
+
+
 def onnx(past=True, **options):
     arrays = {"Q": draw((2, 4, 5, 8)), "K": draw((2, 2, 7, 8), seed=1),
               "V": draw((2, 2, 7, 8), seed=2)}  # fmt: skip
@@ -87,12 +98,17 @@ def matrices(name, argument="input", **options):
     return Call(name, argument, {argument: numbers((2, 17, 21), np.dtype("f4"))}, options)
 
 
-DECIDES = {"present_value": "V"}  # results of ONNX that are not of the query's kind, but of V's
+# Results of an operator that are not of the query's kind: {name: the argument of whose kind it is}
+DECIDES = {
+    "onnx.attention": {"present_value": "V"},
+    "scaled_dot_product_attention_backward": {n: n for n in ("key", "value", "attn_mask")},
+}
 CALLS = {
     "torch-like": torch_like(),
     "torch-like, causal, bool mask": torch_like(mask="bool", is_causal=True),
     "torch-like, dropout": torch_like(dropout_p=0.3, seed=5),
     "torch-like, one row": torch_like(1, 200),
+    "gradients": gradients(),
     "onnx with a past": onnx(),
     "onnx with lengths": onnx(past=False),
     "openvino": openvino(),

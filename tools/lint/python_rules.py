@@ -15,7 +15,7 @@ from lint.common import circle
 BELOW = {
     "_arguments": {"_core"},
     "_host": {"_core", "_arguments"},
-    "_parts": {"_core", "_arguments", "attention"},
+    "_parts": {"_core", "_arguments", "attention", "gradients"},
     "flex": {"_core", "_arguments"},
 }
 # clattn.show_config prints what the command `doctor` prints. __main__ starts the command line.

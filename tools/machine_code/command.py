@@ -39,7 +39,7 @@ def is_fine(row, numbers):
         numbers.get("spilled", 0) == 0
         and (row.scratch or numbers["scratch"] == 0)
         and numbers.get("scalars spilled", 0) <= row.scalars
-        and numbers.get("waves", 2) >= 2
+        and numbers.get("waves", row.waves) >= row.waves
     )
 
 

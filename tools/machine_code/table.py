@@ -13,6 +13,7 @@ class Row(NamedTuple):
     devices: tuple[str, ...]
     scalars: int = 15  # scalar registers that may be spilled
     scratch: bool = False  # it has arrays that do not fit registers
+    waves: int = 2  # of a SIMD, at least
 
 
 OPERANDS = (ROOT / "kernels/attention/operands.h").read_text()
@@ -38,6 +39,7 @@ SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
 TILING = "TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 ENDS_IN_LOCAL=0 SUB_GROUP=0"
 MACROS = {
     "attention/reference.cl": DTYPES,
+    "attention/backward.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} {TILING}",
     "attention/tiled_scores.cl": f"{SIZES} {TILING}",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
@@ -258,8 +260,8 @@ def rows_for(device):
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
         Row("attention/decode_gpu_merge.cl", ("DTYPE=3", "WARP_SHUFFLES=0"), (device,)),
         *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),
-        *(Row("attention/reference.cl", (f"DTYPE={dtype}",), (device,), scratch=True)
-          for dtype in (FLOAT32, FLOAT16)),
+        *(Row(f"attention/{name}.cl", (f"DTYPE={dtype}",), (device,), scratch=True, waves=waves)
+          for name, waves in (("reference", 2), ("backward", 1)) for dtype in (FLOAT32, FLOAT16)),
     ]))  # fmt: skip
 
 

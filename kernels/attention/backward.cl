@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients of attention, of any problem on any device. The backward pass is some steps of this kernel.
+ * params.own says what a step computes, into its `output`; all steps share `lse`:
+ *
+ *     rows        lse[i]     = base, sum, 1 or 0: does the row attend to a key
+ *     deltas      lse[i, 2]  = dot(grad_output[i], forward[i]) - grad_lse[i]
+ *
+ *     weight[i, j]     = exp(score[i, j] - base[i]) / sum[i]        1 in all, with the sink's
+ *     kept[i, j]       = 0 where dropout drops the weight, else 1 / (1 - dropout)
+ *     grad_score[i, j] = weight * (kept * dot(grad_output[i], value[j]) - delta[i])
+ *
+ *     value       output[j] = sum_i kept * weight * grad_output[i]
+ *     key         output[j] = sum_i grad_score * slope * query[i]   slope: of the score by its product
+ *     query       output[i] = sum_j grad_score * slope * key[j]
+ *     mask        output[i, j] = grad_score
+ *     sinks       output[h] = - sum_i exp(sink[h] - base) / sum * delta[i]
+ *
+ * A result is summed over each dimension along which its stride is 0. The base and the sum are computed
+ * anew, because a float's log-sum-exp of large scores has no room for the logarithm of the sum. The
+ * kernel never reads an excluded key.
+ *
+ *     work-item n  of rows and deltas: row n; else result n, or COLUMNS results side by side
+ *
+ * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
+ */
+#define IS_BACKWARD
+#include "kernels/attention/rows.clh" /* find_row, sum_weights */
+
+#define COLUMNS CA_REFERENCE_COLUMNS /* of a query's, a key's or a value's gradient */
+
+#define STEP_OF(params) ((params)->own & CA_BACKWARD_STEPS)
+
+/* --- what a result is summed over -------------------------------------------------- */
+
+/* Sizes of the leading dimensions: those that a result has, and those that it is summed over. */
+typedef struct {
+    ca_int64 own[CA_BATCH_DIMS];
+    ca_int64 shared[CA_BATCH_DIMS];
+} divided_batch;
+
+INLINED void
+divide_batch(const ca_attention_params *params, divided_batch *divided)
+{
+    for (int n = 0; n < CA_BATCH_DIMS; n++) {
+        const bool is_shared = params->output.batch[n] == 0;
+        divided->own[n] = is_shared ? 1 : params->batch[n];
+        divided->shared[n] = is_shared ? params->batch[n] : 1;
+    }
+}
+
+INLINED ca_int64
+count_of(const ca_int64 *sizes)
+{
+    return sizes[0] * sizes[1] * sizes[2];
+}
+
+/* Finds entry n of those that are summed into a result of entry `own`. */
+INLINED void
+find_entry(const divided_batch *divided, const ca_int64 *own, ca_int64 n, ca_int64 *batch)
+{
+    ca_unravel(n, divided->shared, batch);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        batch[d] += own[d];
+    }
+}
+
+/* A sum of many terms, with what its additions have lost. */
+typedef struct {
+    real sum;
+    real lost;
+} long_sum;
+
+INLINED void
+add_term(long_sum *sum, real term)
+{
+    const real corrected = term - sum->lost;
+    const real next = sum->sum + corrected;
+    const real lost = (next - sum->sum) - corrected;
+    sum->lost = is_finite(lost) ? lost : REAL(0.0); /* a sum that overflows stays infinite */
+    sum->sum = next;
+}
+
+/* --- one pair of query and key ------------------------------------------------------ */
+
+/* A row, the numbers of its softmax, and the gradient of its output. */
+typedef struct {
+    row_state row;
+    real base;
+    real sum;
+    real delta;
+    __global const storage *grad_output;
+} gradient_row;
+
+INLINED void
+find_gradient_row(gradient_row *state, const attention_call *call, const ca_int64 *batch,
+                  ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    __global const real *numbers = call->lse + ca_offset(&params->lse, batch, i, 0);
+    find_row(&state->row, call, batch, i);
+    state->base = numbers[0];
+    state->sum = numbers[params->lse.column];
+    state->delta = numbers[2 * params->lse.column];
+    state->grad_output = call->grad_output + ca_offset(VIEW(params, GRAD_OUTPUT), batch, i, 0);
+}
+
+/* The weight of a pair, the factor by which dropout keeps it, and the slope of its score. */
+typedef struct {
+    real weight;
+    real kept;
+    real slope;
+} pair_state;
+
+/* Computes these for key j. False if the key is excluded. */
+CALLED bool
+find_pair(const gradient_row *state, ca_int64 j, pair_state *pair)
+{
+    const row_state *row = &state->row;
+    const ca_attention_params *params = row->call->params;
+    real added = addend_at(row, j);
+    if (added == -INFINITY) {
+        return false;
+    }
+    const real score =
+        MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
+    const real capped = cap_score(params, score);
+    const real share = capped * ca_inverse_softcap(params); /* tanh, where there is a softcap */
+    const bool drops = USES(params, DROPOUT) && ca_drops(params, row->number, j);
+    pair->weight = exp(add_to_score(params, capped, added) - state->base) / state->sum;
+    pair->kept = drops ? REAL(0.0) : ca_kept_scale(params);
+    pair->slope = USES(params, SOFTCAP) ? REAL(1.0) - share * share : REAL(1.0);
+    return added != -INFINITY;
+}
+
+/* Returns the gradient of the score of key j, after the softcap. A value that is dropped is not read. */
+CALLED real
+grad_score_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
+{
+    const ca_attention_params *params = state->row.call->params;
+    const ca_int64 column = VIEW(params, GRAD_OUTPUT)->column;
+    key_run key;
+    find_key_run(&key, state->row.call, state->row.batch, j);
+    real sum = REAL(0.0);
+    PLAIN_FOR (ca_int64 c0 = 0; c0 < params->Ev && pair->kept != REAL(0.0); c0 += BLOCK) {
+        real block_sum = REAL(0.0);
+        PLAIN_FOR (ca_int64 c = c0; c < min(c0 + BLOCK, params->Ev); c++) {
+            const real g = load(state->grad_output + c * column);
+            const real v = load_value(key.value + c * key.value_strides.column);
+            block_sum = fma(g, v, block_sum);
+        }
+        sum += block_sum;
+    }
+    return pair->weight * (pair->kept * sum - state->delta);
+}
+
+/* Returns the gradient of the product of a query and key j. */
+INLINED real
+grad_product_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
+{
+    return grad_score_of(state, j, pair) * pair->slope * ca_scale(state->row.call->params);
+}
+
+/* --- sums over keys, and over rows --------------------------------------------------- */
+
+/* sums[n] += sum_j grad_product[j] * key[j, c + n] */
+CALLED void
+add_keys(const gradient_row *state, ca_int64 c, int columns, real *sums)
+{
+    const row_state *row = &state->row;
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
+        real block_sums[COLUMNS] = {REAL(0.0)};
+        PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+            pair_state pair;
+            if (!find_pair(state, j, &pair)) {
+                continue;
+            }
+            const real factor = grad_product_of(state, j, &pair);
+            key_run key;
+            find_key_run(&key, row->call, row->batch, j);
+            PLAIN_FOR (int n = 0; n < columns; n++) {
+                const real x = load(key.key + (c + n) * key.key_strides.column);
+                block_sums[n] = fma(factor, x, block_sums[n]);
+            }
+        }
+        PLAIN_FOR (int n = 0; n < columns; n++) {
+            sums[n] += block_sums[n];
+        }
+    }
+}
+
+/* sums[n] += sum_i grad_product[i] * query[i, c + n], of the rows that attend to key j; for values
+   sum_i kept * weight * grad_output[i, c + n]. */
+CALLED void
+add_rows(const attention_call *call, const ca_int64 *batch, ca_int64 j, ca_int64 c, int columns,
+         real *sums)
+{
+    const ca_attention_params *params = call->params;
+    const bool values = STEP_OF(params) == CA_BACKWARD_VALUE;
+    const ca_int64 column = values ? VIEW(params, GRAD_OUTPUT)->column : params->query.column;
+    const batch_sequence sequence = sequence_of(call, batch);
+    const ca_int64 first = max((ca_int64)0, j - sequence.upper);
+    const ca_int64 last = j < sequence.limit ? min(params->L - 1, j - sequence.lower) : -1;
+    PLAIN_FOR (ca_int64 i0 = first; i0 <= last && !is_stopped(call); i0 += BLOCK) {
+        real block_sums[COLUMNS] = {REAL(0.0)};
+        PLAIN_FOR (ca_int64 i = i0; i <= min(i0 + BLOCK - 1, last); i++) {
+            gradient_row state;
+            pair_state pair;
+            find_gradient_row(&state, call, batch, i);
+            if (!find_pair(&state, j, &pair) || (values && pair.kept == REAL(0.0))) {
+                continue;
+            }
+            const real factor =
+                values ? pair.kept * pair.weight : grad_product_of(&state, j, &pair);
+            __global const storage *from = values ? state.grad_output : state.row.query;
+            PLAIN_FOR (int n = 0; n < columns; n++) {
+                block_sums[n] = fma(factor, load(from + (c + n) * column), block_sums[n]);
+            }
+        }
+        PLAIN_FOR (int n = 0; n < columns; n++) {
+            sums[n] += block_sums[n];
+        }
+    }
+}
+
+/* Adds the gradients of the scores of row i and key j, or of all keys for a mask of one column. */
+CALLED void
+add_scores(const attention_call *call, const ca_int64 *batch, ca_int64 i, ca_int64 j,
+           long_sum *total)
+{
+    gradient_row state;
+    find_gradient_row(&state, call, batch, i);
+    const bool all = call->params->output.column == 0;
+    const ca_int64 first = all ? state.row.first : max(j, state.row.first);
+    const ca_int64 last = all ? state.row.last : min(j, state.row.last);
+    PLAIN_FOR (ca_int64 at = first; at <= last && !is_stopped(call); at++) {
+        pair_state pair;
+        if (find_pair(&state, at, &pair)) {
+            add_term(total, grad_score_of(&state, at, &pair));
+        }
+    }
+}
+
+/* Adds what the sink's gradient gets from row i. */
+INLINED void
+add_sink_term(const attention_call *call, const ca_int64 *batch, ca_int64 i, long_sum *total)
+{
+    const ca_attention_params *params = call->params;
+    __global const real *numbers = call->lse + ca_offset(&params->lse, batch, i, 0);
+    const real sink = sink_of(call, batch);
+    if (sink != -INFINITY) {
+        const real weight = exp(sink - numbers[0]) / numbers[params->lse.column];
+        add_term(total, -weight * numbers[2 * params->lse.column]);
+    }
+}
+
+/* --- results ------------------------------------------------------------------------- */
+
+/* Writes number n of a result, of the dtype in params.own, or adds to it. */
+INLINED void
+store_result(const attention_call *call, real value, ca_int64 n)
+{
+    const uint gradient = call->params->own;
+    const uint dtype = gradient / CA_BACKWARD_DTYPE;
+    __global void *output = call->output;
+    if (gradient & CA_BACKWARD_ADDS) {
+        value += load_of_dtype(output, n, dtype);
+    }
+    switch (dtype) {
+    case CA_KERNEL_FLOAT16:
+        vstore_half_rte(value, n, (__global half *)output);
+        break;
+    case CA_KERNEL_BFLOAT16:
+        ((__global ushort *)output)[n] = float_to_bfloat16((float)value);
+        break;
+    case CA_KERNEL_FLOAT64:
+#if REAL64
+        ((__global double *)output)[n] = value;
+#else
+        ((__global ulong *)output)[n] = float_to_double_bits(value);
+#endif
+        break;
+    default:
+        ((__global float *)output)[n] = (float)value;
+    }
+}
+
+/* Some columns of row r of the gradient of query, key or value. */
+INLINED void
+write_columns(const attention_call *call, const divided_batch *divided, const ca_int64 *own,
+              ca_int64 r, ca_int64 c, ca_int64 size)
+{
+    const ca_attention_params *params = call->params;
+    const int columns = (int)min((ca_int64)COLUMNS, size - c);
+    const ca_int64 entries = count_of(divided->shared);
+    real sums[COLUMNS] = {REAL(0.0)};
+    PLAIN_FOR (ca_int64 n = 0; n < entries && !is_stopped(call); n++) {
+        ca_int64 batch[CA_BATCH_DIMS];
+        find_entry(divided, own, n, batch);
+        if (STEP_OF(params) == CA_BACKWARD_QUERY) {
+            gradient_row state;
+            find_gradient_row(&state, call, batch, r);
+            add_keys(&state, c, columns, sums);
+        } else {
+            add_rows(call, batch, r, c, columns, sums);
+        }
+    }
+    PLAIN_FOR (int n = 0; n < columns; n++) {
+        store_result(call, sums[n], ca_offset(&params->output, own, r, c + n));
+    }
+}
+
+/* One number of a mask's gradient, or of the sinks'. */
+INLINED void
+write_number(const attention_call *call, const divided_batch *divided, const ca_int64 *own,
+             ca_int64 r, ca_int64 c, ca_int64 rows)
+{
+    const ca_attention_params *params = call->params;
+    const ca_int64 entries = count_of(divided->shared);
+    const ca_int64 summed = ca_divide(params->L, max(rows, (ca_int64)1)); /* L or 1 */
+    long_sum total = {REAL(0.0), REAL(0.0)};
+    PLAIN_FOR (ca_int64 n = 0; n < entries && !is_stopped(call); n++) {
+        ca_int64 batch[CA_BATCH_DIMS];
+        find_entry(divided, own, n, batch);
+        PLAIN_FOR (ca_int64 i = r; i < r + summed; i++) {
+            if (STEP_OF(params) == CA_BACKWARD_MASK) {
+                add_scores(call, batch, i, c, &total);
+            } else {
+                add_sink_term(call, batch, i, &total);
+            }
+        }
+    }
+    store_result(call, total.sum, ca_offset(&params->output, own, r, c));
+}
+
+/* The result of work-item `item`. */
+INLINED void
+write_result(const attention_call *call, ca_int64 item)
+{
+    const ca_attention_params *params = call->params;
+    const uint step = STEP_OF(params);
+    const bool wide = step != CA_BACKWARD_MASK && step != CA_BACKWARD_SINKS;
+    const ca_int64 size = step == CA_BACKWARD_VALUE ? params->Ev : params->E;
+    const ca_int64 mask_rows = params->output.row != 0 ? params->L : 1;
+    const ca_int64 mask_columns = params->output.column != 0 ? params->T : 1;
+    const ca_int64 rows = step == CA_BACKWARD_QUERY   ? params->L
+                          : wide                      ? params->T
+                          : step == CA_BACKWARD_SINKS ? 1
+                                                      : mask_rows;
+    const ca_int64 parts = wide                        ? ca_divide(size + COLUMNS - 1, COLUMNS)
+                           : step == CA_BACKWARD_SINKS ? 1
+                                                       : mask_columns;
+    divided_batch divided;
+    ca_int64 own[CA_BATCH_DIMS];
+    divide_batch(params, &divided);
+    if (item >= count_of(divided.own) * rows * parts) {
+        return;
+    }
+    const ca_int64 row = ca_divide(item, parts);
+    const ca_int64 part = item - row * parts;
+    const ca_int64 entry = ca_divide(row, rows);
+    ca_unravel(entry, divided.own, own);
+    if (wide) {
+        write_columns(call, &divided, own, row - entry * rows, part * COLUMNS, size);
+    } else {
+        write_number(call, &divided, own, row - entry * rows, part, rows);
+    }
+}
+
+/* The base, the sum and the delta of a row. */
+INLINED void
+write_row(const attention_call *call, ca_int64 index)
+{
+    const ca_attention_params *params = call->params;
+    const ca_int64 column = params->lse.column;
+    ca_int64 batch[CA_BATCH_DIMS];
+    const ca_int64 i = row_of_index(params, index, batch);
+    __global real *numbers = call->lse + ca_offset(&params->lse, batch, i, 0);
+    if (STEP_OF(params) == CA_BACKWARD_ROWS) {
+        row_state row;
+        real base;
+        real sum;
+        find_row(&row, call, batch, i);
+        numbers[2 * column] = sum_weights(&row, &base, &sum) ? REAL(1.0) : REAL(0.0);
+        numbers[0] = base;
+        numbers[column] = sum;
+        return;
+    }
+    real delta = REAL(0.0);
+    if (numbers[2 * column] !=
+        REAL(0.0)) { /* else the row attends to no key, and its output is 0 */
+        const ca_view *grad = VIEW(params, GRAD_OUTPUT);
+        const ca_view *forward = VIEW(params, FORWARD);
+        __global const storage *g = call->grad_output + ca_offset(grad, batch, i, 0);
+        __global const storage *o = call->forward + ca_offset(forward, batch, i, 0);
+        PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c++) {
+            delta = fma(load(g + c * grad->column), load(o + c * forward->column), delta);
+        }
+    }
+    if (USES(params, GRAD_LSE)) {
+        delta -= call->grad_lse[ca_offset(VIEW(params, GRAD_LSE), batch, i, 0)];
+    }
+    numbers[2 * column] = delta;
+}
+
+__kernel __attribute__((vec_type_hint(float4))) void
+attention_backward(ATTENTION_ARGUMENTS)
+{
+    DEFINE_CALL(call);
+    const ca_int64 item = item_of(&params);
+    if (STEP_OF(&params) > CA_BACKWARD_DELTAS) {
+        write_result(&call, item);
+    } else if (item < count_of(params.batch) * params.L) {
+        write_row(&call, item);
+    }
+}

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: MIT
+"""The gradients of scaled_dot_product_attention, against float64 NumPy."""
+
+import clattn
+import numpy as np
+import pytest
+from references import attention, dropout
+from references.attention import DTYPES, compute_dtype, float32, float64
+from references.gradients import NAMES, backward_in
+from support.data import draw, qkv, sdpa
+from support.gradients import backward, check_backward, grads
+from support.layouts import negative_rows, sliced
+
+INF, NAN = np.inf, np.nan
+
+
+def assert_same(got, right):
+    """The same bits of the gradients of query, key and value."""
+    for one, other in zip(got[:3], right[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- the oracle itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"softcap": 1.5},
+        {"window": (2, 1), "is_causal": "lower_right"},
+        {"dropout_p": 0.4, "seed": 3},
+    ],
+)
+def test_the_oracle_is_the_slope_of_the_forward_pass(options):
+    """Central differences of sum(G O) + sum(g lse), in long double."""
+    wide = np.dtype(np.longdouble)
+    q, k, v = (a.astype(float64) for a in qkv((2, 2), L=4, S=5, E=3, Ev=2, dtype=float64))
+    mask, sinks = draw((2, 1, 5), float64, 1), draw((2,), float64, 2)
+    G, g = draw((2, 2, 4, 2), float64, 3), draw((2, 2, 4), float64, 4)
+    exact = backward_in(wide, G, q, k, v, grad_lse=g, attn_mask=mask, sinks=sinks, **options)
+    operands = {"query": q, "key": k, "value": v, "attn_mask": mask, "sinks": sinks}
+
+    def loss(**changed):
+        given = operands | changed
+        arrays = [given.pop(n) for n in ("query", "key", "value")]
+        if "dropout_p" in options:
+            output, steps, _ = dropout.steps_in(wide, *arrays, **given, **options)
+        else:
+            steps = attention.steps_in(wide, *arrays, **given, **options)
+            output = steps.result
+        lse = steps.lse
+        return (G * output).sum() + (np.where(np.isfinite(lse), lse, 0) * g).sum()
+
+    step = wide.type(1e-6)
+    for name, gradient in exact.gradients._asdict().items():
+        for index in np.ndindex(gradient.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = operands[name].astype(wide)
+                moved[index] += sign * step
+                ends.append(loss(**{name: moved}))
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert abs(slope - gradient[index]) < 1e-9, (name, index)
+
+
+# --- options ---------------------------------------------------------------------------
+
+SHAPES = {
+    "one": dict(lead=(1, 1), L=1, S=1, E=1),
+    "odd": dict(lead=(2, 3), L=17, S=33, E=7, Ev=5),
+    "blocks": dict(lead=(1, 2), L=131, S=129, E=65, Ev=130),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(device, dtype, shape):
+    arrays = qkv(**SHAPES[shape], dtype=dtype)
+    G = grads(*arrays)
+    check_backward(G, *arrays, device=device)
+    wide = compute_dtype(dtype)
+    check_backward(G, *arrays, device=device, is_causal=True,
+                   grad_lse=draw(G.shape[:-1], wide, 9))  # fmt: skip
+
+
+OPTIONS = {
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (3, 2)},
+    "window of one": {"is_causal": True, "window": (0, 0)},
+    "softcap": {"softcap": 2.0},
+    "scale": {"scale": -0.3},
+    "offset": {"is_causal": True, "query_offset": 9},
+    "no keys first": {"is_causal": True, "query_offset": -5},
+    "offsets": {"is_causal": True, "query_offset": [4, -3]},
+    "dropout": {"dropout_p": 0.3, "seed": 11},
+    "all": {"is_causal": True, "window": (9, 9), "softcap": 3.0, "dropout_p": 0.5, "seed": 5},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(device, options):
+    q, k, v = qkv((2, 4), L=19, S=35, E=16, Ev=12)
+    G, g = grads(q, k, v), draw((2, 4, 19), float32, 8)
+    sinks = draw((4,), float32, 4)
+    for mask in (None, draw((1, 1, 19, 35), seed=2), draw((2, 1, 1, 35), seed=3) > -1):
+        given = options | {"sinks": sinks, "grad_lse": g}
+        check_backward(G, q, k, v, device=device, attn_mask=mask, **given)
+    check_backward(G, q, k, v, device=device, **options)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (35,), (19, 1), (19, 35), (4, 1, 35), (2, 1, 19, 35), (2, 4, 1, 1)], ids=str
+)
+def test_masks_that_broadcast(device, shape):
+    q, k, v = qkv((2, 4), L=19, S=35, E=8)
+    for dtype in DTYPES:
+        check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=draw(shape, dtype, 6))
+
+
+def test_grouped_heads(device):
+    q, k, v = (draw(s, seed=n) for n, s in enumerate([(2, 6, 9, 2), (2, 2, 12, 2), (2, 2, 12, 5)]))
+    for options in ({}, {"is_causal": True, "softcap": 1.0, "sinks": draw((6,))}):
+        check_backward(draw((2, 6, 9, 5)), q, k, v, device=device, enable_gqa=True, **options)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(4, 5, 3), (1, 6, 3), (1, 6, 2)],
+        [(2, 1, 5, 3), (1, 4, 6, 3), (6, 2)],
+        [(2, 2, 1, 2, 4, 3), (2, 1, 3, 1, 5, 3), (1, 2, 3, 2, 5, 2)],
+        [(3, 1, 2, 1, 2, 4, 3), (1, 2, 1, 2, 1, 5, 3), (5, 2)],
+    ],
+    ids=str,
+)
+def test_operands_that_broadcast(device, shapes):
+    """Gradients are summed over what broadcasts. Many dimensions take several launches."""
+    for dtype in (float32, float64):
+        q, k, v = (draw(shape, dtype, n) for n, shape in enumerate(shapes))
+        mask = draw((*[1] * (q.ndim - 2), 1, k.shape[-2]), dtype, 5)
+        check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
+        check_backward(grads(q, k, v), q, k, v, device=device, dropout_p=0.3, seed=1)
+
+
+def test_layout(device):
+    q, k, v = qkv((2, 4), L=9, S=12, E=8, Ev=6)
+    G = grads(q, k, v)
+    rows_first = [np.ascontiguousarray(a.swapaxes(1, 2)) for a in (q, k, v)]
+    right, _ = backward(G, q, k, v, device=device, is_causal=True)
+    output, lse = sdpa(*rows_first, device=device, is_causal=True, return_lse=True, layout="BLHE")
+    got = clattn.scaled_dot_product_attention_backward(
+        G.swapaxes(1, 2), *rows_first, output, lse, is_causal=True, layout="BLHE", device=device
+    )
+    assert all(one.flags.c_contiguous for one in got[:3])
+    assert_same([one.swapaxes(1, 2) for one in got[:3]], right)
+
+
+def test_strides(device):
+    """Zero, negative and sliced ones give the bits of the contiguous call."""
+    q, k, v = qkv((2, 2), L=9, S=12, E=8)
+    G = np.broadcast_to(np.float32(0.5), (2, 2, 9, 8))
+    g = np.broadcast_to(np.float32(-1.0), (2, 2, 9))
+    right, output = backward(G.copy(), q, k, v, device=device, grad_lse=g.copy())
+    _, lse = sdpa(q, k, v, device=device, return_lse=True)
+    for lay in (
+        lambda a: a,
+        sliced,
+        negative_rows,
+        lambda a: a.swapaxes(1, 2).copy().swapaxes(1, 2),
+    ):
+        arrays = [lay(a) for a in (q, k, v, output)]
+        spread = lay(np.ascontiguousarray(lse[..., None]))[..., 0]
+        got = clattn.scaled_dot_product_attention_backward(
+            G, *arrays, spread, grad_lse=g, device=device
+        )
+        assert_same(got, right)
+
+
+def test_needs(device):
+    """Any subset, one alone included, has the bits of all."""
+    q, k, v = qkv((1, 2), L=5, S=6, E=4)
+    options = {"attn_mask": draw((5, 6)), "sinks": draw((2,))}
+    G = grads(q, k, v)
+    every, _ = backward(G, q, k, v, device=device, **options)
+    for name in NAMES:
+        got, _ = backward(G, q, k, v, device=device, needs=[name], **options)
+        for own, one, other in zip(NAMES, got, every, strict=True):
+            if own == name:
+                np.testing.assert_array_equal(one, other)
+            else:
+                assert one is None
+    nothing, _ = backward(G, q, k, v, device=device, needs=())
+    assert nothing == clattn.AttentionGradients()
+
+
+@pytest.mark.parametrize(
+    ("L", "S", "E", "Ev"), [(0, 3, 2, 2), (3, 0, 2, 2), (3, 4, 0, 2), (3, 4, 2, 0)]
+)
+def test_empty(device, L, S, E, Ev):
+    q, k, v = qkv((2, 2), L=L, S=S, E=E, Ev=Ev)
+    sinks, g = draw((2,)), draw((2, 2, L), seed=3)
+    check_backward(grads(q, k, v), q, k, v, device=device, sinks=sinks, grad_lse=g)
+
+
+def test_out(device):
+    q, k, v = qkv((2, 2), L=9, S=12, E=8)
+    G = grads(q, k, v)
+    right, output = backward(G, q, k, v, device=device)
+    _, lse = sdpa(q, k, v, device=device, return_lse=True)
+    out = clattn.AttentionGradients(
+        np.full_like(q, NAN), np.full(k.shape[::-1], NAN, float32).T, None
+    )
+    got = clattn.scaled_dot_product_attention_backward(
+        G, q, k, v, output, lse, out=out, device=device
+    )
+    assert got.query is out.query
+    assert got.key is out.key
+    assert_same(got, right)
+
+
+def test_tensors(device):
+    """Tensors in, Tensors out, with the bits of arrays."""
+    q, k, v = qkv((2, 2), L=9, S=12, E=8)
+    G = grads(q, k, v)
+    options = {"attn_mask": draw((9, 12)), "sinks": draw((2,))}
+    right, _ = backward(G, q, k, v, device=device, **options)
+    tensors = [clattn.tensor(a, device=device) for a in (G, q, k, v)]
+    mask = clattn.tensor(options["attn_mask"], device=device)
+    got, _ = backward(*tensors, device=device, attn_mask=mask, sinks=options["sinks"],
+                      needs=NAMES)  # fmt: skip
+    for one, other in zip(got[:4], right[:4], strict=True):
+        assert isinstance(one, clattn.Tensor)
+        np.testing.assert_array_equal(one.numpy(), other)
+    np.testing.assert_array_equal(got.sinks, right.sinks)
+
+
+# --- numbers that go wrong elsewhere -----------------------------------------------------
+
+
+def one_head(q, k, v, G, *, device, g=None, dtype=float32, **options):
+    """One head with E = Ev = 1 and scale 1."""
+    q, k, v, G = (np.array(a, dtype).reshape(1, -1, 1) for a in (q, k, v, G))
+    g = None if g is None else np.array(g, compute_dtype(dtype)).reshape(1, -1)
+    got, output = backward(G, q, k, v, device=device, grad_lse=g, scale=1.0, **options)
+    return [None if a is None else a.astype(float64).ravel() for a in got], output
+
+
+def close(got, right):
+    np.testing.assert_allclose(got, right, rtol=2e-6, atol=2e-6)
+
+
+def test_a_mask_alone(device):
+    got, _ = one_head(
+        [1], [0, np.log(3)], [0, 4], [1], device=device, attn_mask=np.zeros((1, 2), float32),
+        needs=["attn_mask"],
+    )  # fmt: skip
+    close(got[3], [-0.75, 0.75])
+    assert got[0] is got[1] is got[2] is None
+
+
+def test_a_sink(device):
+    for g, d_query, d_sink in (([1], 1.124282, -0.124282), (None, 0.393224, -0.393224)):
+        got, output = one_head([1], [1], [2], [1], device=device, g=g, sinks=np.zeros(1, float32))
+        close(output.ravel(), [1.462117])
+        close(np.concatenate([got[0], got[1], got[4]]), [d_query, d_query, d_sink])
+
+
+def test_a_sink_of_a_row_without_a_key(device):
+    for keys, mask in (([], None), ([3], np.array([False]))):
+        got, output = one_head([1], keys, keys, [NAN], device=device, g=[1], attn_mask=mask,
+                               sinks=np.array([0.5], float32))  # fmt: skip
+        assert not output.any()
+        close(got[4], [1])
+        close(got[0], [0])
+        assert not np.concatenate(got[1:3]).any()
+
+
+def test_the_gradient_of_the_lse_alone(device):
+    got, _ = one_head([1], [0, 1], [5, 7], [0], device=device, g=[1])
+    close(got[0], [0.731059])
+    close(got[1], [0.268941, 0.731059])
+    assert not got[2].any()
+
+
+def test_one_key(device):
+    """Its weight is 1, whatever the score is: no gradient reaches query and key."""
+    got, _ = one_head([-2.5], [3], [7], [1], device=device)
+    assert [a.tolist() for a in got[:3]] == [[0], [0], [1]]
+
+
+@pytest.mark.parametrize("low", [np.finfo(float32).min, -1e9, -1e6, -1e4])
+def test_weights_of_huge_scores_sum_to_one(device, low):
+    mask = np.full((1, 2), low, float32)
+    got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask)
+    close(got[2], [1.5, 1.5])
+    close(got[3], [-3, 3])
+
+
+def test_large_scores(device):
+    got, output = one_head([1], [-60000], [3], [2], device=device)
+    assert output.ravel().tolist() == [3]
+    assert [a.tolist() for a in got[:3]] == [[0], [0], [2]]
+
+
+@pytest.mark.parametrize("options", [
+    {"attn_mask": np.array([True, False])}, {"attn_mask": np.array([0, -INF], float32)},
+    {"is_causal": True}, {"window": (0, 0)},
+], ids=["bool", "float", "causal", "window"])  # fmt: skip
+def test_excluded_keys_may_hold_anything(device, options):
+    for spoilt in (NAN, INF, -INF):
+        got, _ = one_head([1], [2, spoilt], [3, spoilt], [5], device=device, **options)
+        assert [a.tolist() for a in got[:3]] == [[0], [0, 0], [5, 0]]
+
+
+def test_rows_without_a_key_add_nothing(device):
+    """Whatever their query and the gradient of their output are."""
+    q, k, v = qkv((1, 2), L=6, S=9, E=4)
+    G, g = grads(q, k, v), draw((1, 2, 6), seed=4)
+    options = {"is_causal": True, "query_offset": -2, "device": device}
+    right, _ = backward(G, q, k, v, grad_lse=g, **options)
+    for array in (G, q, g):
+        array[:, :, :2] = NAN
+    got, _ = backward(G, q, k, v, grad_lse=g, **options)
+    assert_same(got, right)
+
+
+def test_attended_nans_stay_visible(device):
+    q, k, v = qkv((1, 1), L=5, S=5, E=4)
+    q[0, 0, 3, 0] = NAN
+    got, _ = backward(grads(q, k, v), q, k, v, device=device, is_causal=True)
+    assert np.isnan(got.query[0, 0, 3]).all()
+    assert np.isfinite(np.delete(got.query, 3, axis=2)).all()
+    assert np.isnan(got.key[0, 0, :4]).all()
+    assert np.isfinite(got.key[0, 0, 4]).all()
+
+
+def test_softcaps_of_one_process(device):
+    for cap, slopes in ((1.0, [-0.199856, 0.014120]), (2.0, None)):
+        mask = np.zeros((1, 2), float32)
+        got, _ = one_head([1], [0, 2], [0, 1], [1], device=device, softcap=cap, attn_mask=mask)
+        s = cap * np.tanh(np.array([0, 2]) / cap)
+        p = np.exp(s) / np.exp(s).sum()
+        at_scores = p * (np.array([0, 1]) - p[1])
+        at_products = at_scores * (1 - np.tanh(np.array([0, 2]) / cap) ** 2)
+        close(got[3], at_scores)
+        close(got[1], at_products)
+        close(got[0], [(at_products * [0, 2]).sum()])
+        if slopes:
+            close(got[1], slopes)
+
+
+def test_dropping_everything(device):
+    got, output = one_head([1, 2], [0, 2], [3, 1], [1, 1], device=device, dropout_p=1.0, seed=1,
+                           sinks=np.zeros(1, float32))  # fmt: skip
+    assert not output.any()
+    assert not np.concatenate([got[n] for n in (0, 1, 2, 4)]).any()
+
+
+def test_the_same_bits(device):
+    q, k, v = qkv((2, 4), L=65, S=130, E=32)
+    mask = draw((130,))
+    first, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
+    for _ in range(10):
+        again, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
+        assert_same(again, first)
+        np.testing.assert_array_equal(again.attn_mask, first.attn_mask)
+
+
+def test_entries_of_a_batch_do_not_mix(device):
+    q, k, v = qkv((2, 16), L=20, S=20, E=256)
+    k, v = k[:, :2], v[:, :2]
+    options = {"enable_gqa": True, "is_causal": True, "device": device}
+    G = draw((2, 16, 20, 256))
+    both, _ = backward(G, q, k, v, **options)
+    for b in range(2):
+        alone, _ = backward(*(a[b : b + 1] for a in (G, q, k, v)), **options)
+        assert_same([one[b : b + 1] for one in both[:3]], alone)
+
+
+# --- wrong arguments -------------------------------------------------------------------
+
+
+def test_wrong_arguments():
+    q, k, v = qkv((1, 2), L=5, S=6, E=4)
+    output, lse = clattn.scaled_dot_product_attention(q, k, v, return_lse=True)
+    G = grads(q, k, v)
+
+    def call(**changed):
+        given = {"grad_output": G, "query": q, "key": k, "value": v, "output": output, "lse": lse}
+        return clattn.scaled_dot_product_attention_backward(**given | changed)
+
+    wrong = [
+        ({"grad_output": G[..., :3]}, ValueError, r"grad_output has shape \(1, 2, 5, 3\)"),
+        ({"grad_output": G.astype(float64)}, TypeError, "grad_output has dtype float64; expected"),
+        ({"output": output[:, :1]}, ValueError, "output has shape"),
+        ({"lse": lse[..., :4]}, ValueError, r"lse has shape \(1, 2, 4\); expected \(1, 2, 5\)"),
+        ({"lse": lse.astype(np.float16)}, TypeError, "lse has dtype float16; expected float32"),
+        ({"lse": None}, TypeError, "lse must be"),
+        ({"grad_lse": lse[0]}, ValueError, "grad_lse has shape"),
+        ({"needs": "key"}, TypeError, r'needs must be a collection of names, got "key"'),
+        ({"needs": 3}, TypeError, "needs must be a collection of names, got int"),
+        ({"needs": ["keys"]}, ValueError, "needs has 'keys'; expected names of query, key"),
+        ({"needs": ["attn_mask"]}, ValueError, 'needs has "attn_mask", but attn_mask is None'),
+        ({"needs": ["sinks"]}, ValueError, 'needs has "sinks", but sinks is None'),
+        ({"needs": ["attn_mask"], "attn_mask": np.ones(6, bool)}, TypeError, "of dtype bool"),
+        ({"dropout_p": 0.5}, ValueError, "seed is None; expected that of the forward call"),
+        ({"out": [q]}, TypeError, "out must be an AttentionGradients or a tuple of five"),
+        ({"out": (q.copy(), None, None)}, TypeError, "out must be"),
+        ({"out": (q, None, None, None, None)}, ValueError, "for query shares memory with query"),
+        ({"out": (None, None, None, q.copy(), None)}, ValueError, "out has an array for attn_mask"),
+        ({"out": (q[..., :2].copy(), None, None, None, None)}, ValueError, "out has shape"),
+        ({"window": (-1, 0)}, ValueError, "window has the bound -1"),
+    ]  # fmt: skip
+    for changed, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            call(**changed)
+    shared = np.empty((1, 2, 5, 4), float32)
+    with pytest.raises(ValueError, match="out for value shares memory with that for query"):
+        call(value=v[:, :, :5], key=k[:, :, :5], out=(shared, None, shared, None, None))

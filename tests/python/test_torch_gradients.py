@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of clattn.torch: the operator in torch's eyes. Numbers: attention/test_backward.py."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import clattn  # noqa: E402
+import clattn.torch  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+float32, float64 = torch.float32, torch.float64
+
+
+def draw(*shape, seed=0, dtype=float64, needs=True):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(needs)
+
+
+def qkv(dtype=float64, heads=2, L=4, S=5, E=3, needs=True):
+    return tuple(
+        draw(1, heads, n, E, seed=seed, dtype=dtype, needs=needs)
+        for seed, n in enumerate((L, S, S))
+    )
+
+
+def attend(*args, **options):
+    """A call that only clattn computes: a soft cap of 1e4 changes nothing that a test sees."""
+    return clattn.torch.scaled_dot_product_attention(*args, **{"softcap": 1e4} | options)
+
+
+@pytest.fixture(autouse=True)
+def on_device(first_device):
+    with clattn.use_device(first_device):
+        yield
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": "lower_right", "window": (1, None)}, {"softcap": 1.5, "query_offset": -2}],
+)
+def test_gradcheck(options):
+    mask, sinks = draw(1, 1, 5, seed=5), draw(2, seed=6)
+
+    def both(q, k, v, mask, sinks):
+        return attend(q, k, v, mask, sinks=sinks, return_lse=True, **{"is_causal": True} | options)
+
+    assert torch.autograd.gradcheck(both, (*qkv(), mask, sinks))
+
+
+def test_torchs_operator_checks():
+    """Schema, fake function and registration of gradients, with heads after rows."""
+    q, k, v = (draw(1, n, 2, 3, seed=n).detach().transpose(1, 2) for n in (4, 5, 6))
+    q, v = q.requires_grad_(), v[:, :, :5].requires_grad_()
+    options = clattn.torch.Options(causal="lower_right", left=2)
+    args = (q, k, v, draw(4, 5), draw(2), None, None, *options)
+    checks = torch.library.opcheck(torch.ops.clattn.attention.default, args)
+    assert set(checks.values()) == {"SUCCESS"}
+
+
+def test_what_needs_gradients():
+    """One alone of the tensors; the others get none."""
+    q, k, v = qkv(needs=False)
+    mask, sinks = draw(4, 5, needs=False), draw(2, needs=False)
+    tensors = {"query": q, "key": k, "value": v, "attn_mask": mask, "sinks": sinks}
+    for name, tensor in tensors.items():
+        tensor.requires_grad_()
+        result = attend(**tensors)
+        assert result.requires_grad
+        result.square().sum().backward()
+        assert tensor.grad.abs().sum() > 0
+        for other, one in tensors.items():
+            assert other == name or one.grad is None
+        tensor.grad = None
+        tensor.requires_grad_(False)
+    assert not attend(**tensors).requires_grad
+
+
+def test_layouts():
+    """A slice of a longer tensor, a transposed one, and a gradient of stride 0."""
+    q, whole, v = qkv(S=7)
+    key = whole[:, :, :-2]
+    attend(q, key, v[:, :, :5]).sum().backward()
+    got = whole.grad
+    assert not got[:, :, -2:].any()
+    copy = key.detach().clone().requires_grad_()
+    attend(q, copy, v[:, :, :5]).sum().backward()
+    assert torch.equal(got[:, :, :-2], copy.grad)
+
+    swapped = q.detach().transpose(1, 2).contiguous().requires_grad_()
+    output = attend(swapped.transpose(1, 2), copy, v[:, :, :5])
+    assert output.transpose(1, 2).is_contiguous()
+    output.sum().backward()
+    assert swapped.grad.is_contiguous()
+
+
+def test_the_lse_alone():
+    q, k, v = qkv()
+    _, lse = attend(q, k, v, return_lse=True)
+    lse.sum().backward()
+    assert q.grad.abs().sum() > 0
+    assert not v.grad.any()
+
+
+def test_dropout_by_torchs_generator():
+    """So torch.manual_seed fixes it, and activation checkpointing computes the same anew."""
+    q, k, v = qkv(L=20, S=30)
+
+    def loss(q):
+        return attend(q, k, v, dropout_p=0.5).square().sum()
+
+    found = []
+    for seed, compute in ((1, loss), (1, loss), (2, loss), (1, None)):
+        q.grad = None
+        torch.manual_seed(seed)
+        if compute is None:
+            checkpoint(loss, q, use_reentrant=False).backward()
+        else:
+            compute(q).backward()
+        found.append(q.grad)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[3])
+
+
+def test_autocast():
+    """Tensors are cast as torch casts them; gradients are those of the float32 leaves."""
+    q, k, v = qkv(float32)
+    mask = draw(4, 5, dtype=float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = attend(q, k, v, mask)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    assert result.dtype == theirs.dtype == torch.bfloat16
+    result.float().sum().backward()
+    assert {leaf.grad.dtype for leaf in (q, k, v, mask)} == {float32}
+
+
+def test_transforms():
+    """torch.func's grad, vmap and both."""
+    q, k, v = qkv(needs=False)
+    many = torch.stack([q, q + 1, q - 1])
+
+    def loss(query, key=k):
+        return attend(query, key, v).square().sum()
+
+    one = torch.func.grad(loss)(q)
+    leaf = q.clone().requires_grad_()
+    loss(leaf).backward()
+    torch.testing.assert_close(one, leaf.grad)
+    outputs = torch.func.vmap(lambda query: attend(query, k, v))(many)
+    assert torch.equal(outputs[1], attend(many[1], k, v))
+    both = torch.func.vmap(torch.func.grad(loss))(many)
+    assert torch.equal(both[0], one)
+    assert torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(0, None))(many, k).shape == (
+        3,
+        *k.shape,
+    )
+
+
+def test_compiled():
+    """One operator without a break in the graph, in both directions."""
+    q, k, v = qkv()
+
+    def loss(q):
+        return attend(q, k, v, is_causal=True).square().sum()
+
+    loss(q).backward()
+    right, q.grad = q.grad, None
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(q).backward()
+    assert torch.equal(q.grad, right)
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = qkv()
+    (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="clattn's attention has no second derivative"):
+        first.sum().backward()
+
+
+def test_it_learns():
+    """Gradients of float32 agree with those of torch's attention, and a loss falls."""
+    q, k, v = qkv(float32, L=9, S=9, E=8)
+    optimiser = torch.optim.SGD([q, k, v], lr=20.0)
+    aim = draw(1, 2, 9, 8, seed=9, dtype=float32, needs=False)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = (attend(q, k, v, is_causal=True) - aim).square().mean()
+        loss.backward()
+        mine = [leaf.grad.clone() for leaf in (q, k, v)]
+        optimiser.zero_grad()
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        (theirs - aim).square().mean().backward()
+        for one, leaf in zip(mine, (q, k, v), strict=True):
+            np.testing.assert_allclose(one, leaf.grad, rtol=1e-4, atol=1e-6)
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_wrong_arguments():
+    q, k, v = qkv()
+    for options, kind, message in [
+        ({"window": 3}, TypeError, r"window must be None or \(left, right\), got 3"),
+        ({"window": (-1, 0)}, ValueError, "window has the bound -1"),
+        ({"is_causal": "left"}, ValueError, "is_causal is 'left'; expected True, False or"),
+        ({"sinks": draw(3)}, ValueError, r"sinks has shape \(3,\); expected \(2,\)"),
+        ({"attn_mask": draw(3, 3)}, ValueError, r"attn_mask has shape \(3, 3\); expected"),
+    ]:
+        with pytest.raises(kind, match=message):
+            attend(q, k, v, **options)
