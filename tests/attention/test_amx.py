@@ -35,14 +35,14 @@ def test_a_compiler_that_refuses_it(device, faults_library, tmp_path):
         """
         import pytest
         from references.attention import bfloat16
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         device = listed[index]
         arrays = qkv((1, 2), 40, 70, 64, dtype=bfloat16)
         faults.faults_define(b"amx_start=goto")
         with pytest.warns(RuntimeWarning, match="'attention_cpu' does not build"):
-            check(*arrays, device=device)
-        check(*arrays, device=device)
+            check_attention(*arrays, device=device)
+        check_attention(*arrays, device=device)
         """,
         XDG_CACHE_HOME=tmp_path,
         POCL_CACHE_DIR=tmp_path,

@@ -17,7 +17,7 @@ from references.attention import (
     float32,
     tolerance,
 )
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
 from support.loops import looped, looped_dtypes
@@ -39,7 +39,7 @@ SHAPES = {  # leading dimensions, L, S, E, Ev
 
 @looped("shape", SHAPES.values(), ids=SHAPES)
 def test_shapes(device, shape):
-    check(*qkv(*shape), device=device)
+    check_attention(*qkv(*shape), device=device)
 
 
 LEADS = {  # of query, key, value
@@ -64,13 +64,15 @@ def test_ranks_and_broadcasting(device, lead):
     q = draw((*lead[0], 17, 8))
     k = draw((*lead[1], 33, 8), seed=1)
     v = draw((*lead[2], 33, 8), seed=2)
-    check(q, k, v, device=device)
+    check_attention(q, k, v, device=device)
 
 
 def test_grouped_heads_with_broadcast_batches(device):
     q, k, v = draw((2, 3, 4, 17, 8)), draw((3, 2, 33, 8)), draw((2, 1, 2, 33, 8))
-    check(q, k, v, device=device, enable_gqa=True)
-    check(draw((4, 3, 8)), draw((2, 5, 8)), draw((2, 5, 8), seed=1), device=device, enable_gqa=True)
+    check_attention(q, k, v, device=device, enable_gqa=True)
+    check_attention(
+        draw((4, 3, 8)), draw((2, 5, 8)), draw((2, 5, 8), seed=1), device=device, enable_gqa=True
+    )
 
 
 SCALES = [None, 0.3, 0.0, -0.7, 2, np.float32(0.5), np.int64(1), 5.0]
@@ -80,10 +82,10 @@ def test_numbers_of_any_type(device):
     """Any finite scale, 1 / sqrt(E) when there is none; any softcap from 0 on."""
     arrays = qkv((1, 2), 17, 33, 8)
     for scale in SCALES:
-        check(*arrays, device=device, scale=scale)
+        check_attention(*arrays, device=device, scale=scale)
     for softcap in (3, np.float32(0.5), np.int64(2), 0):
-        check(*arrays, device=device, softcap=softcap)
-        check(*arrays, device=device, softcap=softcap, scale=4.0, is_causal=True)
+        check_attention(*arrays, device=device, softcap=softcap)
+        check_attention(*arrays, device=device, softcap=softcap, scale=4.0, is_causal=True)
 
 
 @looped_dtypes("dtype", DTYPES)
@@ -96,7 +98,7 @@ def test_return_lse(device, dtype):
     assert lse.shape == (2, 2, 17) and lse.dtype == compute_dtype(dtype)
     alone = sdpa(q, k, v, device=device, is_causal=True, scale=0.5)
     np.testing.assert_array_equal(result, alone)
-    check(q, k, v, device=device, is_causal=True, scale=0.5)
+    check_attention(q, k, v, device=device, is_causal=True, scale=0.5)
 
 
 def test_result_is_contiguous_and_new(device):
@@ -119,7 +121,7 @@ EMPTIES = {  # leading dimensions, L, S, E, Ev
 @looped("shape", EMPTIES.values(), ids=EMPTIES)
 def test_empty_dimensions(device, shape):
     """An empty dimension of the result gives an empty result."""
-    result = check(*qkv(*shape), device=device)
+    result = check_attention(*qkv(*shape), device=device)
     assert result.size == 0
 
 
@@ -127,8 +129,8 @@ def test_empty_dimensions(device, shape):
 def test_no_head_size_gives_the_mean(device, dtype):
     """E = 0: every score is 0, so the mean of the values that are attended."""
     q, k, v = qkv((2, 3), 5, 7, 0, 8, dtype=dtype)
-    check(q, k, v, device=device)
-    check(q, k, v, device=device, is_causal=True)
+    check_attention(q, k, v, device=device)
+    check_attention(q, k, v, device=device, is_causal=True)
 
 
 def test_lse_without_value_columns(device):
@@ -144,7 +146,7 @@ def test_large_scores(device):
     for scale in (1e4, -1e4, 1e30):
         q, k, v = np.ones((1, 3, 8), np.float32), np.zeros((1, 5, 8), np.float32), draw((1, 5, 8))
         k[0, 2] = 1
-        check(q, k, v, device=device, scale=scale)
+        check_attention(q, k, v, device=device, scale=scale)
 
 
 @looped_dtypes("dtype", [float16, bfloat16])
@@ -167,14 +169,14 @@ def test_one_key_gives_every_half_back(device, kernel, dtype):
 @looped_dtypes("dtype", [float32, bfloat16])
 def test_long_rows(device, kernel, dtype):
     """Thousands of keys: the error of a long sum stays that of the plain computation."""
-    check(*qkv((1, 2), 33, 4099, 64, dtype=dtype), device=device)
+    check_attention(*qkv((1, 2), 33, 4099, 64, dtype=dtype), device=device)
 
 
 def test_an_unknown_kernel_is_refused(device, monkeypatch):
     with pytest.raises(ValueError, match='CLATTN_KERNEL is "no-such-kernel"; expected'):
         force(monkeypatch, "no-such-kernel")
     force(monkeypatch)
-    check(*qkv(), device=device)
+    check_attention(*qkv(), device=device)
 
 
 @pytest.mark.arrays_only

@@ -5,7 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float32, float64
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from support.processes import index_of, run_python
 from support.variants import decode_for, forced
@@ -140,5 +140,5 @@ def test_keys_that_no_cache_holds(device, dtype):
     S = 20011 if dtype == bfloat16 else 9001
     heads = 8 if dtype == float32 else 1  # enough for tiles of four vectors, or quick
     q, k, v = qkv((heads,), 61, S, 64, dtype=dtype)
-    check(q, k, v, device=device)
-    check(q, k, v, device=device, window=(50, S - 40))
+    check_attention(q, k, v, device=device)
+    check_attention(q, k, v, device=device, window=(50, S - 40))

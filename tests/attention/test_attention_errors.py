@@ -5,7 +5,7 @@ import clattn
 import ml_dtypes
 import numpy as np
 import pytest
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw
 from support.refusals import (
     FLOATS,
@@ -103,7 +103,7 @@ UNKNOWN_DEVICES = ["no device", "cpu:99", "gpu:99", "cpu:-1", "cpu:x", "cpu:", "
 def test_wrong_arguments(device, row):
     """The exception of the row; afterwards the correct call works."""
     refuse(clattn.scaled_dot_product_attention, row, arrays())
-    check(*arrays().values(), device=device)
+    check_attention(*arrays().values(), device=device)
 
 
 SAID = {
@@ -128,7 +128,7 @@ def test_messages_say_what_was_given(row, given):
 def test_unknown_devices(device, name):
     with pytest.raises(ValueError, match="device"):
         clattn.scaled_dot_product_attention(**arrays(), device=name)
-    check(*arrays().values(), device=device)
+    check_attention(*arrays().values(), device=device)
 
 
 def test_too_many_or_too_few_arguments(device):
@@ -140,7 +140,7 @@ def test_too_many_or_too_few_arguments(device):
         call(q, k, v, query=q)
     with pytest.raises(TypeError):
         call(q, k, v, None, 0.0, False, None, False, (1, 1))  # window is keyword-only
-    check(q, k, v, device=device)
+    check_attention(q, k, v, device=device)
 
 
 def test_out_is_untouched_after_an_error(device):
@@ -148,7 +148,7 @@ def test_out_is_untouched_after_an_error(device):
     with pytest.raises(ValueError, match="scale"):
         clattn.scaled_dot_product_attention(**arrays(), out=out, scale=NAN)
     assert (out == 7.5).all()
-    check(*arrays().values(), device=device, out=out)
+    check_attention(*arrays().values(), device=device, out=out)
 
 
 def test_a_result_too_large_for_memory(device):
@@ -156,7 +156,7 @@ def test_a_result_too_large_for_memory(device):
     q, k, v = (np.broadcast_to(f32(1), (1 << 20, 1 << 20, 1, 128)) for _ in range(3))
     with pytest.raises(MemoryError):
         clattn.scaled_dot_product_attention(q, k, v, device=device)
-    check(*arrays().values(), device=device)
+    check_attention(*arrays().values(), device=device)
 
 
 def test_a_result_whose_size_overflows_64_bits(device):
@@ -165,7 +165,7 @@ def test_a_result_whose_size_overflows_64_bits(device):
     k = np.broadcast_to(f32(1), (1 << 24, 1, 3, 1))
     with pytest.raises((MemoryError, ValueError)):
         clattn.scaled_dot_product_attention(q, k, k, device=device)
-    check(*arrays().values(), device=device)
+    check_attention(*arrays().values(), device=device)
 
 
 def refuse_all():

@@ -4,7 +4,7 @@
 import clattn
 import numpy as np
 import pytest
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv, sdpa
 from support.loops import looped, looped_dtypes
 
@@ -18,12 +18,12 @@ def test_scores_that_jump(device, kernel, added):
     jumps = np.zeros(700, np.float32)
     jumps[[5, 30, 31, 250, 690]] = 100, 300, 4000, 20000, 60000
     if added:
-        check(q, k, v, attn_mask=jumps, device=device, return_lse=True)
+        check_attention(q, k, v, attn_mask=jumps, device=device, return_lse=True)
         return
     q[..., 0] = np.linspace(-1, 1, 40)
     k[..., 0] = jumps
-    check(q, k, v, device=device, return_lse=True)
-    check(q, k, v, device=device)
+    check_attention(q, k, v, device=device, return_lse=True)
+    check_attention(q, k, v, device=device)
 
 
 @looped("softcap", [1e-50, 1e-38, 3e38, 1e39, 1e300])
@@ -93,10 +93,10 @@ def test_subnormals(device, reference_kernel, dtype):
         small = np.array(rng.integers(-999, 999, array.shape), f"i{array.itemsize}") & 0x3FF
         arrays.append(np.where(rng.random(array.shape) < 0.5, small.view(dtype), array))
     tiny = float(np.finfo(np.float32).smallest_subnormal)
-    check(*arrays, device=device)
-    check(*arrays, device=device, scale=tiny)
-    check(*arrays, device=device, attn_mask=np.full((9, 33), tiny, np.float32))
-    check(*arrays, device=device, sinks=np.full(2, tiny, np.float32))
+    check_attention(*arrays, device=device)
+    check_attention(*arrays, device=device, scale=tiny)
+    check_attention(*arrays, device=device, attn_mask=np.full((9, 33), tiny, np.float32))
+    check_attention(*arrays, device=device, sinks=np.full(2, tiny, np.float32))
 
 
 @looped("words", ["cpu\0", "€" * 600, "\udc80", "cpu\ud800"], ids=ascii)
@@ -118,4 +118,4 @@ def test_the_private_context_variable_with_something_else_in_it(device):
             clattn.scaled_dot_product_attention(*qkv())
     finally:
         clattn._core.device_override.reset(token)
-    check(*qkv(), device=device)
+    check_attention(*qkv(), device=device)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import DTYPES, attention, bfloat16
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.layouts import (
     LAYOUTS,
@@ -36,10 +36,10 @@ layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 def test_strides_in_every_dtype(device, dtype):
     """Of inputs and of out."""
     q, k, v = qkv(LEAD, L, S, E, dtype=dtype)
-    check(sliced(q), negative_everywhere(k), transposed(v), device=device)
+    check_attention(sliced(q), negative_everywhere(k), transposed(v), device=device)
     for layout in (np.array, sliced):
         out = layout(np.zeros(result_shape(v), dtype))
-        assert check(q, k, v, device=device, out=out) is out
+        assert check_attention(q, k, v, device=device, out=out) is out
 
 
 def test_zero_strides(device):
@@ -54,15 +54,15 @@ def test_zero_strides(device):
         right, _ = attention(q, k, v)
         assert_close(sdpa(q, k, v, device=device), right, slack)
         if axis != 2:
-            check(q, k, v, device=device)
+            check_attention(q, k, v, device=device)
     half = (np.broadcast_to(np.float32(0.5), a.shape) for a in arrays)
     np.testing.assert_allclose(sdpa(*half, device=device), 0.5, rtol=0, atol=slack)
 
 
 def test_one_array_three_times(device):
     a = draw((*LEAD, S, E))
-    check(a, a, a, device=device)
-    check(a, a[..., ::-1, :], a[..., ::-1], device=device)
+    check_attention(a, a, a, device=device)
+    check_attention(a, a[..., ::-1, :], a[..., ::-1], device=device)
 
 
 def test_a_memory_mapped_file(device, tmp_path):
@@ -70,7 +70,7 @@ def test_a_memory_mapped_file(device, tmp_path):
     k = draw((*LEAD, S, E))
     k.tofile(tmp_path / "key")
     mapped = np.memmap(tmp_path / "key", np.float32, "r", shape=k.shape)
-    check(draw((*LEAD, L, E)), mapped, mapped, device=device)
+    check_attention(draw((*LEAD, L, E)), mapped, mapped, device=device)
     assert np.fromfile(tmp_path / "key", np.float32).tobytes() == k.tobytes()
 
 
@@ -78,15 +78,15 @@ def test_a_memory_mapped_file(device, tmp_path):
 def test_odd_layouts(device, layout):
     """They are copied first."""
     q, k, v = qkv(LEAD, L, S, E)
-    check(layout(q), layout(k), layout(v), device=device)
-    check(q, k, layout(v), device=device)
-    check(q, k, v, device=device, attn_mask=layout(draw((L, S))))
+    check_attention(layout(q), layout(k), layout(v), device=device)
+    check_attention(q, k, layout(v), device=device)
+    check_attention(q, k, v, device=device, attn_mask=layout(draw((L, S))))
 
 
 @looped("layout", [misaligned, record_field], ids=lambda f: f.__name__)
 def test_odd_layouts_of_bfloat16(device, layout):
     q, k, v = qkv(LEAD, L, S, E, dtype=bfloat16)
-    check(q, layout(k), layout(v), device=device)
+    check_attention(q, layout(k), layout(v), device=device)
 
 
 def result_shape(v):
@@ -104,7 +104,7 @@ def test_out(device, layout):
     while owner.base is not None:
         owner = owner.base
     guards = np.isnan(owner).sum()
-    result = check(q, k, v, device=device, out=out, return_lse=False)
+    result = check_attention(q, k, v, device=device, out=out, return_lse=False)
     assert result is out
     assert np.isnan(owner).sum() == guards, "written outside of out"
 
@@ -123,7 +123,7 @@ def test_out_has_guards_on_both_sides(device):
         q, k, v = qkv((1,), *shape, E)
         buffer = np.full(v[0, 0].size * shape[0] + 256, 7.5, np.float32)
         out = buffer[128:-128].reshape(1, shape[0], E)
-        check(q, k, v, device=device, out=out)
+        check_attention(q, k, v, device=device, out=out)
         assert (buffer[:128] == 7.5).all() and (buffer[-128:] == 7.5).all()
 
 
@@ -131,7 +131,7 @@ def test_out_may_be_the_mask(device):
     """The result is as if the inputs had been read first."""
     arrays = qkv(LEAD, 64, 64, 64)
     mask = draw((*LEAD, 64, 64), seed=6)
-    right = check(*arrays, device=device, attn_mask=mask, is_causal=True)
+    right = check_attention(*arrays, device=device, attn_mask=mask, is_causal=True)
     assert sdpa(*arrays, mask, device=device, is_causal=True, out=mask) is mask
     np.testing.assert_allclose(mask, right, rtol=0, atol=1e-6)
 
@@ -143,14 +143,14 @@ def test_out_may_overlap_an_input_in_part(device, shift):
     start = S * E
     v = buffer.reshape(-1)[start : start + S * E].reshape(1, S, E)
     out = buffer.reshape(-1)[start + shift : start + shift + S * E].reshape(1, S, E)
-    right = check(q, k, v.copy(), device=device)
+    right = check_attention(q, k, v.copy(), device=device)
     sdpa(q, k, v, device=device, out=out)
     np.testing.assert_allclose(out, right, rtol=0, atol=1e-6)
 
 
 def test_out_backwards_over_an_input(device):
     a = draw((1, S, E))
-    right = check(a.copy(), a.copy(), a.copy(), device=device)
+    right = check_attention(a.copy(), a.copy(), a.copy(), device=device)
     sdpa(a, a, a, device=device, out=a[:, ::-1])
     np.testing.assert_allclose(a[:, ::-1], right, rtol=0, atol=1e-6)
 
@@ -167,8 +167,8 @@ def test_a_single_row_with_a_wild_stride(device):
     """The stride of a dimension of one, or of an empty one, means nothing."""
     q, k, v = qkv((1, 1), 1, S, E)
     wild = as_strided(q, q.shape, (1 << 40, -(1 << 40), 1 << 50, 4))
-    check(wild, k, v, device=device)
-    check(q[:, :0], k[:, :0], v[:, :0], device=device)
+    check_attention(wild, k, v, device=device)
+    check_attention(q[:, :0], k[:, :0], v[:, :0], device=device)
 
 
 WILD = {  # arguments that have a dimension of one
@@ -215,7 +215,7 @@ def test_packing_takes_no_memory(device, dtype):
         packed = np.full((1, 32768, 3, 8, 64), 0.5, sys.argv[2])
         q, k, v = (packed[:, :, n].swapaxes(1, 2) for n in range(3))
         sdpa(q[..., :200, :], k[..., :300, :], v[..., :300, :], device=device)
-        result, rise = peak_of(lambda: sdpa(q[..., :200, :], k, v, device=device))
+        result, rise = measure_memory(lambda: sdpa(q[..., :200, :], k, v, device=device))
         assert rise < 8 * MIB, f"{rise / MIB:.0f} MiB"
         np.testing.assert_array_equal(result, np.float32(0.5))
         """,

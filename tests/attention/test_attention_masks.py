@@ -18,7 +18,7 @@ from references.attention import (
     float64,
     tolerance,
 )
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.loops import looped, looped_dtypes
 
@@ -46,9 +46,11 @@ def lowest(dtype):
 
 
 def test_a_mask_with_2d_and_6d_arrays(device):
-    check(*qkv((), L, S), device=device, attn_mask=bool_mask((L, S)))
-    check(*qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=float_mask((3, 1, 5, 7)))
-    check(*qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=bool_mask((2, 1, 3, 1, 1, 7)))
+    check_attention(*qkv((), L, S), device=device, attn_mask=bool_mask((L, S)))
+    check_attention(*qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=float_mask((3, 1, 5, 7)))
+    check_attention(
+        *qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=bool_mask((2, 1, 3, 1, 1, 7))
+    )
 
 
 def test_any_nonzero_byte_of_a_bool_is_true(device, kernel):
@@ -57,7 +59,7 @@ def test_any_nonzero_byte_of_a_bool_is_true(device, kernel):
     q, k, v = qkv(LEAD, 5, 7)
     got = sdpa(q, k, v, octets.view(bool), device=device)
     np.testing.assert_array_equal(got, sdpa(q, k, v, octets != 0, device=device))
-    check(q, k, v, device=device, attn_mask=octets != 0)
+    check_attention(q, k, v, device=device, attn_mask=octets != 0)
 
 
 @looped_dtypes("dtypes", [(float32, float32), (float64, float64), (bfloat16, bfloat16),
@@ -73,7 +75,7 @@ def test_a_row_of_finfo_min_is_the_mean(device, kernel, dtypes):
     mask = np.zeros((L, S), mask_dtype)
     mask[3], mask[5, 10:], mask[7, :-1] = low, low, low
     mask[9], mask[9, 5:20] = -np.inf, low
-    result = check(q, k, v, device=device, attn_mask=mask)
+    result = check_attention(q, k, v, device=device, attn_mask=mask)
     right = v.astype(np.float64).mean(axis=-2)
     assert np.abs(result[..., 3, :].astype(np.float64) - right).max() < 2 * eps(dtype)
 
@@ -93,7 +95,7 @@ def test_large_finite_masks(device, kernel, value):
     q, k, v = qkv(LEAD, L, S)
     mask = np.zeros((L, S), np.float32)
     mask[:, 5] = value
-    check(q, k, v, device=device, attn_mask=mask)
+    check_attention(q, k, v, device=device, attn_mask=mask)
 
 
 def test_causal_flags(device):
@@ -102,7 +104,7 @@ def test_causal_flags(device):
     right = sdpa(q, k, v, device=device, is_causal=True)
     for flag in (np.True_, "lower_right"):
         np.testing.assert_array_equal(sdpa(q, k, v, device=device, is_causal=flag), right)
-    check(q, k, v, device=device, is_causal=np.False_)
+    check_attention(q, k, v, device=device, is_causal=np.False_)
 
 
 WINDOWS = [None, (0, 0), (3, 0), (0, 3), (5, 7), (None, 2), (2, None), (None, None), (200, 200),
@@ -114,7 +116,7 @@ WINDOWS = [None, (0, 0), (3, 0), (0, 3), (5, 7), (None, 2), (2, None), (None, No
 def test_bands(device, window, causal):
     """Keys p - left ... p + right, with p shifted where the alignment is lower right."""
     for lengths in LENGTHS:
-        check(*qkv((1, 2), *lengths), device=device, window=window, is_causal=causal)
+        check_attention(*qkv((1, 2), *lengths), device=device, window=window, is_causal=causal)
 
 
 def test_window_bounds_near_the_end_of_64_bits(device):
@@ -126,7 +128,7 @@ def test_window_bounds_near_the_end_of_64_bits(device):
             options = {"device": device, "window": (huge, huge), "is_causal": causal}
             wanted = right if not causal else sdpa(q, k, v, device=device, is_causal=causal)
             np.testing.assert_array_equal(sdpa(q, k, v, **options), wanted)
-    check(q, k, v, device=device, window=(np.int32(3), np.uint8(2)))
+    check_attention(q, k, v, device=device, window=(np.int32(3), np.uint8(2)))
     got = sdpa(q, k, v, device=device, window=(2**70, None))  # more than 64 bits hold
     np.testing.assert_array_equal(got, right)
 
@@ -138,8 +140,8 @@ def test_everything_together(device, kernel, kind, causal):
     q = draw((2, 6, 33, 8))
     k, v = draw((2, 3, 77, 8)), draw((2, 3, 77, 8), seed=1)
     mask = {"bool": bool_mask, "float": float_mask}[kind]((6, 33, 77))
-    check(q, k, v, device=device, attn_mask=mask, is_causal=causal, window=(20, 4), softcap=2.0,
-          scale=0.7, enable_gqa=True)  # fmt: skip
+    check_attention(q, k, v, device=device, attn_mask=mask, is_causal=causal, window=(20, 4),
+                    softcap=2.0, scale=0.7, enable_gqa=True)  # fmt: skip
 
 
 EXCLUSIONS = {
@@ -170,7 +172,7 @@ def test_an_excluded_key_does_not_matter(device, kernel, options, garbage):
     assert_close(got[..., 16, :], right[..., 16, :], allowed[..., 16, :])
     k[..., ~seen, :] = 0  # values alone: the reference knows what every other row shows
     if not np.isfinite(garbage):
-        check(q, k, v, device=device, **options)
+        check_attention(q, k, v, device=device, **options)
 
 
 @looped_dtypes("dtype", [float16, bfloat16, float64])
@@ -178,7 +180,7 @@ def test_an_excluded_key_does_not_matter_in_any_dtype(device, kernel, dtype):
     q, k, v = qkv((1, 2), 17, 77, dtype=dtype)
     mask = bool_mask((77,))
     k[..., ~mask, :], v[..., ~mask, :] = np.nan, np.inf
-    result = check(q, k, v, device=device, attn_mask=mask)
+    result = check_attention(q, k, v, device=device, attn_mask=mask)
     assert np.isfinite(result.astype(np.float32)).all()
 
 
@@ -186,12 +188,16 @@ def test_a_nan_in_a_mask_shows_unless_its_key_is_excluded(device, kernel):
     q, k, v = qkv((1, 2), 17, 17)
     mask = draw((17, 17))
     mask[np.triu_indices(17, 1)] = np.nan
-    assert np.isfinite(check(q, k, v, device=device, attn_mask=mask, is_causal=True)).all()
+    assert np.isfinite(
+        check_attention(q, k, v, device=device, attn_mask=mask, is_causal=True)
+    ).all()
     mask[5, 3] = np.nan
-    check(q, k, v, device=device, attn_mask=mask, is_causal=True)
+    check_attention(q, k, v, device=device, attn_mask=mask, is_causal=True)
 
 
 def test_a_mask_with_no_keys_or_no_rows(device):
-    check(*qkv(LEAD, 5, 0), device=device, attn_mask=np.ones((5, 0), bool))
-    check(*qkv(LEAD, 0, 5), device=device, attn_mask=np.ones((0, 5), np.float32))
-    check(*qkv((0, 3), 5, 7), device=device, attn_mask=np.ones((5, 7), bool), is_causal=True)
+    check_attention(*qkv(LEAD, 5, 0), device=device, attn_mask=np.ones((5, 0), bool))
+    check_attention(*qkv(LEAD, 0, 5), device=device, attn_mask=np.ones((0, 5), np.float32))
+    check_attention(
+        *qkv((0, 3), 5, 7), device=device, attn_mask=np.ones((5, 7), bool), is_causal=True
+    )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, float32, tolerance
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.random_calls import BOUNDS, bounded, examples, relay, shrink
 from support.sizes import SMALL, WIDE
@@ -52,7 +52,7 @@ def problems(draw_from):
 @given(problem=problems())
 def test_random_problems(device, problem):
     arrays, options = problem
-    check(*arrays, device=device, **options)
+    check_attention(*arrays, device=device, **options)
 
 
 @bounded
@@ -61,7 +61,7 @@ def test_random_problems_of_the_reference_kernel(device, problem):
     arrays, options = problem
     with pytest.MonkeyPatch.context() as patch:
         force(patch, "reference")
-        check(*arrays, device=device, **options)
+        check_attention(*arrays, device=device, **options)
 
 
 few = examples(15)
@@ -76,7 +76,7 @@ def test_the_order_of_keys_does_not_matter(device, seed):
     mask = np.where(draw((17, 77), seed=seed + 1) > 1, -np.inf, draw((17, 77), seed=seed + 2))
     mask = mask.astype(np.float32)
     order = np.random.default_rng(seed).permutation(77)
-    near, allowed = check(q, k, v, device=device, attn_mask=mask), tolerance(q, k, v)[0]
+    near, allowed = check_attention(q, k, v, device=device, attn_mask=mask), tolerance(q, k, v)[0]
     moved = sdpa(q, k[..., order, :], v[..., order, :], mask[:, order], device=device)
     assert_close(moved, near, 2 * allowed)
 
@@ -130,7 +130,7 @@ def test_a_band_is_a_mask(device, seed, causal, left, right):
     )
     if causal:
         seen &= j <= p
-    band = check(q, k, v, device=device, is_causal=causal, window=(left, right))
+    band = check_attention(q, k, v, device=device, is_causal=causal, window=(left, right))
     allowed, _ = tolerance(q, k, v, is_causal=causal, window=(left, right))
     bias = np.where(seen, 0, -np.inf).astype(np.float32)
     for mask in (seen, bias):
@@ -144,7 +144,7 @@ def test_excluded_keys_may_as_well_not_be_there(device, seed, extra):
     q, k, v = qkv((1, 2), 17, 33, 8, seed=seed)
     garbage = np.full((1, 2, extra, 8), np.nan, np.float32)
     longer = [np.concatenate([a, garbage], axis=-2) for a in (k, v)]
-    near = check(q, k, v, device=device)
+    near = check_attention(q, k, v, device=device)
     same = sdpa(q, *longer, np.arange(33 + extra) < 33, device=device)
     np.testing.assert_allclose(same, near, rtol=0, atol=1e-6)
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import bfloat16, eps, judged, largest, max_error
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
 from support.sizes import REST, WIDE
@@ -53,14 +53,14 @@ def test_ranges(device):
         got = sdpa(q, k, np.full((1, 2, 60, WIDE), value, bfloat16), device=device)
         np.testing.assert_allclose(got.astype(np.float64), value, rtol=float(limits.eps))
     far = (draw((1, 2, 40, WIDE)) * 1e15).astype(bfloat16)
-    check(far, k, draw((1, 2, 60, WIDE), bfloat16), device=device)
+    check_attention(far, k, draw((1, 2, 60, WIDE), bfloat16), device=device)
 
 
 def test_error_is_that_of_rounding_the_weights(device):
     """By its root mean square, of enough rows that the check compares it."""
     arrays = qkv((1, 4), 128, 512, 64, dtype=bfloat16)
     assert np.isfinite(judged(*arrays, rounds_weights=True).allowed.rms)
-    check(*arrays, device=device)
+    check_attention(*arrays, device=device)
 
 
 def compare_with_reference(call, arrays, device, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, float16, float64, tolerance
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.designed import check_keys
 from support.launches import chosen
@@ -45,7 +45,7 @@ def test_heads_side_by_side(device, B, Hq, Hk, L, S, options):
     mask = draw((B, Hq, 1, S), seed=3) > -1
     key[:, :, 7], value[:, :, 7] = np.nan, np.inf
     mask[..., 7] = mask[0, 1] = False
-    check(query, key, value, attn_mask=mask, enable_gqa=True, device=device, **options)
+    check_attention(query, key, value, attn_mask=mask, enable_gqa=True, device=device, **options)
 
 
 # ---- splits of the keys ----
@@ -67,7 +67,7 @@ SPLITS = {  # leading dimensions, L, S, E, Ev
 def test_sizes_of_splits(device, variant, shape):
     arrays = qkv(*shape)
     for options in ({}, {"is_causal": "lower_right"}):
-        check(*arrays, device=device, **options)
+        check_attention(*arrays, device=device, **options)
 
 
 @pytest.mark.full
@@ -88,10 +88,10 @@ def test_splits(device, variant, B):
 def test_splits_in_every_dtype(device, variant, dtype):
     for heads, L, S in (((1, 1, 1), 1, 5000), ((2, 1, 1), 2, 1023), ((1, 2, 1), 3, 3001)):
         check_keys(variant, heads, L, S, device=device, dtype=dtype)
-    check(*qkv((1, 1), 1, 5000, 64, dtype=dtype), device=device)
+    check_attention(*qkv((1, 1), 1, 5000, 64, dtype=dtype), device=device)
     if dtype == float16:
         q, k, v = qkv((1, 1), 4, 5001, 33, 48, dtype=float16)
-        check(q, far_rows(k), v, device=device)
+        check_attention(q, far_rows(k), v, device=device)
 
 
 @pytest.mark.full
@@ -151,7 +151,7 @@ def test_the_order_of_keys_does_not_matter(device, variant, seed, rows, keys):
     q, k, v = qkv((1, 1), rows, keys, 64, seed=seed)
     mask = np.where(draw((rows, keys), seed=seed) > 1, -np.inf, draw((rows, keys), seed=seed + 1))
     mask = mask.astype(np.float32)
-    near = check(q, k, v, device=device, attn_mask=mask)
+    near = check_attention(q, k, v, device=device, attn_mask=mask)
     order = np.random.default_rng(seed).permutation(keys)
     moved = sdpa(q, k[..., order, :], v[..., order, :], mask[:, order], device=device)
     assert_close(moved, near, 2 * tolerance(q, k, v, attn_mask=mask)[0])
@@ -221,9 +221,9 @@ COPIED = """
 import sys
 import clattn, numpy as np
 from support.forced import FORCED
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv
-from references.onnx import check as check_onnx
+from support.onnx_calls import check_onnx
 from support.onnx_calls import cache, inputs
 device = clattn.devices()[int(sys.argv[1])]
 assert device.memory_mode == "copy"
@@ -247,13 +247,13 @@ args = *inputs(1, 1, (1, 1), **options), None, *cache(P, 1, **options)
 check_onnx(*args, device=device)
 check_onnx(*args, device=device, left_window_size=2000)
 out = np.full((1, 1, 2, 2 * E + 2), 7, np.float32)
-check(*qkv((1, 1), 2, 2500, E), device=device, out=out[..., 1:-1:2])
+check_attention(*qkv((1, 1), 2, 2500, E), device=device, out=out[..., 1:-1:2])
 assert (out[..., ::2] == 7).all()
 for S in (77, 2500):
     packed = draw((S, 3 * E + 4))
     assert packed.ctypes.data % 16 == 0
     arrays = packed[:2, 1 : E + 1], packed[:, E + 4 : 2 * E + 4], packed[:, 2 * E + 4 :]
-    check(*arrays, device=device)
+    check_attention(*arrays, device=device)
 """,
         index_of(device),
         *sizes,
@@ -272,15 +272,15 @@ for S in (77, 2500):
     packed = draw((S, 136 + 72), np.dtype(np.float16))
     assert packed.ctypes.data % 16 == 0
     arrays = packed[:2, 1:65], packed[:, 72:136], packed[:, 144:]
-    check(*(a.copy() for a in arrays), device=device)
+    check_attention(*(a.copy() for a in arrays), device=device)
     try:
-        check(*arrays, device=device)
+        check_attention(*arrays, device=device)
     except ValueError as error:
         assert "whole aligned 16 bytes" in str(error), error
     else:
         sys.exit("no error")
     FORCED.words = ("", "")
-    check(*arrays, device=device)
+    check_attention(*arrays, device=device)
 """,
         index_of(device),
         env={"CLATTN_MEMORY": "copy"},

@@ -14,7 +14,7 @@ import references.dropout as oracle
 from references.attention import DTYPES, float16
 from support.checks import assert_close
 from support.data import draw, qkv, sdpa
-from support.dropout_calls import SEED, P, check
+from support.dropout_calls import SEED, P, check_dropout
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped, looped_dtypes
 from support.variants import force
@@ -76,18 +76,18 @@ TILES = [(1, 1), (1, 200), (1, 1001), (16, 13), (17, 3), (33, 40), (40, 203), (9
 
 @looped("sizes", TILES, ids=str)
 def test_sizes(device, kernel, sizes):
-    check(*qkv((2, 3), *sizes, 8), device=device)
+    check_dropout(*qkv((2, 3), *sizes, 8), device=device)
 
 
 @quick
 @looped_dtypes("dtype", DTYPES)
 def test_dtypes(device, dtype):
-    check(*qkv((2, 3), 17, 40, 8, 5, dtype), device=device)
-    check(*qkv((2, 3), 17, 40, 8, 5, dtype), device=device, is_causal=True)
+    check_dropout(*qkv((2, 3), 17, 40, 8, 5, dtype), device=device)
+    check_dropout(*qkv((2, 3), 17, 40, 8, 5, dtype), device=device, is_causal=True)
 
 
 def test_half_precision_with_the_chosen_kernel(device):
-    check(*qkv((2, 3), 33, 40, 8, dtype=float16), device=device)
+    check_dropout(*qkv((2, 3), 33, 40, 8, dtype=float16), device=device)
 
 
 PROBABILITIES = [1e-30, 1e-12, 0.01, 0.1, 0.5, 0.9, 0.9999, 1 - 2**-40, np.nextafter(1, 0)]
@@ -96,7 +96,7 @@ PROBABILITIES = [1e-30, 1e-12, 0.01, 0.1, 0.5, 0.9, 0.9999, 1 - 2**-40, np.nexta
 @looped("p", [*PROBABILITIES, np.float32(0.25), np.float64(0.75)], ids=repr)
 def test_probabilities(device, p):
     """From nothing dropped to everything; kept probabilities are multiplied by 1 / (1 - p)."""
-    check(*qkv((2, 3), 17, 40, 8), device=device, dropout_p=p)
+    check_dropout(*qkv((2, 3), 17, 40, 8), device=device, dropout_p=p)
 
 
 def some(shape, seed=0):
@@ -124,12 +124,12 @@ OPTIONS = {
 @quick
 @looped("options", OPTIONS.values(), ids=OPTIONS)
 def test_options(device, options):
-    check(*qkv((2, 3), 17, 40, 8), device=device, **options)
+    check_dropout(*qkv((2, 3), 17, 40, 8), device=device, **options)
 
 
 @looped("name", ["causal", "bool mask"])
 def test_options_with_the_chosen_kernel(device, name):
-    check(*qkv((2, 3), 17, 40, 8), device=device, **OPTIONS[name])
+    check_dropout(*qkv((2, 3), 17, 40, 8), device=device, **OPTIONS[name])
 
 
 @quick
@@ -139,8 +139,8 @@ def test_grouped_heads(device, heads):
     hq, hk = heads
     q, k, v = draw((2, hq, 17, 8)), draw((2, hk, 40, 8), seed=1), draw((2, hk, 40, 8), seed=2)
     for options in ({}, {"is_causal": True}, {"attn_mask": some((hq, 1, 40))}):
-        check(q, k, v, device=device, enable_gqa=True, **options)
-    same = check(np.repeat(q[:, :1], hq, axis=1), k[:, :1], v[:, :1], device=device)
+        check_dropout(q, k, v, device=device, enable_gqa=True, **options)
+    same = check_dropout(np.repeat(q[:, :1], hq, axis=1), k[:, :1], v[:, :1], device=device)
     if hq > 1:
         assert (same[:, 0] != same[:, 1]).any()
 
@@ -164,7 +164,7 @@ def test_batch_dimensions(device, kernel, lead):
     """Rows are counted in the result's shape: a repeated query drops other keys each time."""
     q = draw((*lead[0], 17, 8))
     k, v = draw((*lead[1], 13, 8), seed=1), draw((*lead[2], 13, 8), seed=2)
-    check(q, k, v, device=device)
+    check_dropout(q, k, v, device=device)
 
 
 @quick
@@ -172,7 +172,7 @@ def test_batch_dimensions_with_masks(device):
     """Masks with dimensions of their own; enough of them that a call may be made in parts."""
     q, k, v = draw((2, 1, 3, 2, 17, 8)), draw((1, 2, 1, 2, 13, 8)), draw((1, 2, 3, 1, 13, 8))
     for shape in [(2, 1, 1, 1, 17, 13), (1, 2, 1, 2, 1, 13), (3, 1, 17, 1)]:
-        check(q, k, v, device=device, attn_mask=some(shape), is_causal=True)
+        check_dropout(q, k, v, device=device, attn_mask=some(shape), is_causal=True)
 
 
 def test_queries_too_far_apart_for_one_buffer(device):
@@ -190,7 +190,7 @@ def test_queries_too_far_apart_for_one_buffer(device):
 @looped("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
 def test_layouts(device, layout):
     """Any strides in; the place in memory does not matter to what is dropped."""
-    check(*(layout(a) for a in qkv((2, 3), 17, 40, 8)), device=device)
+    check_dropout(*(layout(a) for a in qkv((2, 3), 17, 40, 8)), device=device)
 
 
 @looped("layout", [np.array, *LAYOUTS[:-1]], ids=lambda f: f.__name__)
@@ -198,7 +198,7 @@ def test_out(device, layout):
     """Written and returned, whatever its strides."""
     q, k, v = qkv((2, 3), 17, 40, 8)
     out = layout(np.full((2, 3, 17, 8), -1, np.float32))
-    assert check(q, k, v, device=device, out=out) is out
+    assert check_dropout(q, k, v, device=device, out=out) is out
     np.testing.assert_array_equal(out, sdpa(q, k, v, device=device, dropout_p=P, seed=SEED))
 
 
@@ -210,7 +210,7 @@ EMPTIES = {"B": ((0, 3), 5, 7, 8, 8), "L": ((2, 3), 0, 7, 8, 8), "Ev": ((2, 3), 
 @looped("p", [P, 1.0], ids=str)
 @looped("shape", EMPTIES.values(), ids=EMPTIES)
 def test_empty_dimensions(device, shape, p):
-    check(*qkv(*shape), device=device, dropout_p=p)
+    check_dropout(*qkv(*shape), device=device, dropout_p=p)
 
 
 def test_no_dropout_is_no_dropout(device, kernel):
@@ -228,7 +228,7 @@ def test_no_dropout_is_no_dropout(device, kernel):
 def test_everything_dropped(device, kernel, p):
     """p = 1: zeros whatever the values are, with a seed or without; the lse is as ever."""
     q, k, v = qkv((2, 3), 17, 40, 8)
-    assert not check(q, k, v, device=device, dropout_p=p).any()
+    assert not check_dropout(q, k, v, device=device, dropout_p=p).any()
     v[0, 0], v[1, 1, 5], v[1, 2, :, 3] = NAN, INF, -INF
     for options in ({}, {"is_causal": True}):
         allowed = reference.tolerance(*qkv((2, 3), 17, 40, 8), **options)[1]
@@ -266,7 +266,7 @@ def test_a_value_matters_where_it_is_kept(device, kernel, garbage):
     """Row by row: a dropped key's value may be anything, a kept one's shows in its column."""
     q, k, v = qkv((2, 3), 17, 40, 8)
     v[0, 1, 20, 3] = garbage
-    result = check(q, k, v, device=device)
+    result = check_dropout(q, k, v, device=device)
     dropped = oracle.dropped((2, 3, 17), 40, P, SEED)[0, 1, :, 20]
     assert 0 < dropped.sum() < 17
     assert np.isfinite(result[0, 1, dropped]).all()
@@ -280,7 +280,7 @@ def test_an_excluded_key_does_not_matter(device, garbage):
     """Kept or dropped."""
     q, k, v = qkv((2, 3), 17, 40, 8)
     seen = some((40,))
-    right = check(q, k, v, device=device, attn_mask=seen)
+    right = check_dropout(q, k, v, device=device, attn_mask=seen)
     allowed = oracle.tolerance(q, k, v, P, SEED, attn_mask=seen)
     k[..., ~seen, :], v[..., ~seen, :] = garbage, garbage
     got = sdpa(q, k, v, device=device, attn_mask=seen, dropout_p=P, seed=SEED)
@@ -291,7 +291,7 @@ def test_an_excluded_key_does_not_matter(device, garbage):
 def test_nan_in_a_query_stays_in_its_row(device):
     q, k, v = qkv((2, 3), 17, 40, 8)
     q[1, 2, 5, 0] = NAN
-    result = check(q, k, v, device=device)
+    result = check_dropout(q, k, v, device=device)
     assert np.isnan(result[1, 2, 5]).all() and np.isnan(result).sum() == 8
 
 
@@ -302,7 +302,7 @@ SCALARS = [np.uint64(2**64 - 1), np.int64(7), np.uint8(200), np.int32(2**31 - 1)
 @looped("seed", [*SEEDS, *SCALARS], ids=repr)
 def test_seeds(device, seed):
     """Integers from 0 to 2**64 - 1, NumPy's too; every bit counts."""
-    check(*qkv((2, 3), 17, 40, 8), device=device, seed=seed)
+    check_dropout(*qkv((2, 3), 17, 40, 8), device=device, seed=seed)
 
 
 def test_a_seed_fixes_the_result(device, kernel):
@@ -341,6 +341,6 @@ def test_every_device_and_kernel_agree(monkeypatch):
 def test_positional_arguments(device):
     """dropout_p is the fifth, as torch has it."""
     q, k, v = qkv((2, 3), 17, 40, 8)
-    right = check(q, k, v, device=device, attn_mask=ALONE > -0.3)
+    right = check_dropout(q, k, v, device=device, attn_mask=ALONE > -0.3)
     got = clattn.scaled_dot_product_attention(q, k, v, ALONE > -0.3, P, seed=SEED, device=device)
     np.testing.assert_array_equal(got, right)

@@ -192,7 +192,7 @@ def test_memory(device):
     def causal(b, h, q_idx, kv_idx):
         return q_idx >= kv_idx
     clattn.create_block_mask(causal, None, None, 1024, 1024, device)
-    mask, risen = peak_of(
+    mask, risen = measure_memory(
         lambda: clattn.create_block_mask(causal, None, None, 32768, 32768, device))
     assert clattn.memory_stats(device)["peak_bytes"] <= MIB
     assert risen < 16 * MIB, risen

@@ -13,12 +13,11 @@ import support.directml_calls as directml
 import support.openvino_calls as openvino
 from references.attention import bfloat16, float16, float32, float64
 from references.directml import make
-from references.onnx import check
 from support.data import draw, qkv
-from support.dropout_calls import check as check_dropout
+from support.dropout_calls import check_dropout
 from support.layouts import columns_first, negative_rows, sliced, transposed
 from support.masks import INF, NAN
-from support.onnx_calls import cache, flat, inputs, mask_of
+from support.onnx_calls import cache, check_onnx, flat, inputs, mask_of
 from support.sizes import WIDE
 from support.variants import each, force, with_door, with_kernels
 
@@ -48,10 +47,10 @@ def test_past_and_present(device, variant, case):
     heads, L = case
     sizes = {"B": 2, "H": heads[0], "L": L, "S": L, "E": variant.E, "Ev": variant.E}
     for P in (0, 1, 15, 16, 63, 64, 130):
-        check(*with_past(variant, L, P, heads=heads), device=device, is_causal=1)
+        check_onnx(*with_past(variant, L, P, heads=heads), device=device, is_causal=1)
         directml.check_alone(make(**sizes, P=P), device=device)
     for rows, S in ((L, 40), (L, 0), (0, 5)):
-        check(*with_past(variant, rows, 13, S=S, heads=heads), device=device)
+        check_onnx(*with_past(variant, rows, 13, S=S, heads=heads), device=device)
 
 
 @pytest.mark.parametrize("lengths", [(4096, 1), (1, 4096), (1500, 1500), (0, 3000)], ids=str)
@@ -59,8 +58,8 @@ def test_past_and_present(device, variant, case):
 def test_past_and_present_in_splits(device, variant, heads, lengths):
     """Each split knows its own share of what is past and what is new."""
     args = with_past(variant, 1, *lengths, heads=heads, B=1)
-    check(*args, device=device)
-    check(*args, device=device, is_causal=1, left_window_size=700)
+    check_onnx(*args, device=device)
+    check_onnx(*args, device=device, is_causal=1, left_window_size=700)
     P, S = lengths
     sizes = {"B": 1, "H": heads[0], "L": 1, "S": S, "E": variant.E, "Ev": variant.E}
     directml.check_alone(make(**sizes, P=P), device=device)
@@ -72,38 +71,38 @@ def test_present_is_whole_outside_a_window(device, variant, window):
     left, right = window
     options = {"left_window_size": left, "right_window_size": right}
     for args in (with_past(variant, 2, 200), with_past(variant, 1, 3000, heads=(1, 1), B=1)):
-        check(*args, device=device, **options)
-        check(*args, device=device, is_causal=1, **options)
+        check_onnx(*args, device=device, **options)
+        check_onnx(*args, device=device, is_causal=1, **options)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (8, 1)], ids=str)
 @with_door("past", ["decode_cpu"])
 def test_present_is_whole_without_rows(device, variant, heads):
     """And where a mask excludes every key."""
-    check(*with_past(variant, 0, 130, S=5, heads=heads), device=device)
+    check_onnx(*with_past(variant, 0, 130, S=5, heads=heads), device=device)
     args = with_past(variant, 2, 130, S=5, heads=heads)
     args[3] = np.zeros((2, 135), bool)
-    assert not check(*args, device=device).Y.any()
+    assert not check_onnx(*args, device=device).Y.any()
 
 
 @with_door("past", ["decode_cpu"])
 def test_three_dimensions(device, variant):
     """Heads side by side: a row is a slice of a longer one."""
     args, options = flat(with_past(variant, 2, 77))
-    check(*args, device=device, is_causal=1, **options)
+    check_onnx(*args, device=device, is_causal=1, **options)
     arrays, options = flat(with_past(variant, 2, 0, S=77)[:3])
-    check(*arrays, device=device, **options)
+    check_onnx(*arrays, device=device, **options)
     args, options = flat(with_past(variant, 2, 3000, heads=(2, 1), B=1), (2, 1))
-    check(*args, device=device, **options)
+    check_onnx(*args, device=device, **options)
 
 
 @with_door("past", DECODE)
 def test_layouts_of_past_keys(device, variant):
     args = with_past(variant, 1, 1500, heads=(2, 1), B=1)
-    check(*args[:4], negative_rows(args[4]), transposed(args[5]), device=device)
+    check_onnx(*args[:4], negative_rows(args[4]), transposed(args[5]), device=device)
     if sliced in variant.key_layouts:  # unaligned rows of longer ones
         args[2], args[4], args[5] = (sliced(args[n]) for n in (2, 4, 5))
-        check(*args, device=device)
+        check_onnx(*args, device=device)
 
 
 TYPES = {  # of queries and keys, of values
@@ -119,14 +118,14 @@ def test_values_of_another_type(device, variant, types):
     dtype, v_dtype = types
     for P in (33, 5000):
         args = with_past(variant, 1, P, heads=(2, 1), B=1, dtype=dtype, v_dtype=v_dtype)
-        check(*args, device=device)
+        check_onnx(*args, device=device)
 
 
 @with_door("past", ["decode_cpu"])
 def test_a_float64_softmax_of_float32(device, variant):
     for P in (33, 5000):
         args = with_past(variant, 1, P, heads=(2, 1), B=1)
-        check(*args, device=device, softmax_precision=11)
+        check_onnx(*args, device=device, softmax_precision=11)
 
 
 # ---- masks that end early, counts of keys ----
@@ -139,7 +138,7 @@ def test_short_masks(device, variant, dtype):
         args = with_past(variant, 2, P, heads=heads, B=B)
         for keys in (1, 17, P // 2, P + 2):
             args[3] = mask_of(np.dtype(dtype), (2, keys))
-            check(*args, device=device)
+            check_onnx(*args, device=device)
 
 
 @pytest.mark.parametrize("is_causal", [0, 1])
@@ -152,10 +151,10 @@ def test_counts(device, variant, L, is_causal):
     counts = np.array([0, 1, 16, 90, 130])
     for b, n in enumerate(counts):
         K[b, :, n:], V[b, :, n:] = NAN, INF
-    check(Q, K, V, None, None, None, counts, device=device, is_causal=is_causal)
+    check_onnx(Q, K, V, None, None, None, counts, device=device, is_causal=is_causal)
     if variant.kernel == "decode_cpu":
         mask = mask_of(np.dtype(bool), (L, 130))
-        check(Q, K, V, mask, None, None, counts, device=device, is_causal=is_causal)
+        check_onnx(Q, K, V, mask, None, None, counts, device=device, is_causal=is_causal)
 
 
 @pytest.mark.parametrize("length", [0, 1, 16, 511, 700, 2048, 3000])
@@ -164,7 +163,7 @@ def test_counts_in_splits(device, variant, length):
     Q, K, V = inputs(2, 3000, (2, 1), B=1, E=variant.E, Ev=variant.E)
     K[:, :, length:], V[:, :, length:] = INF, NAN
     for options in ({}, {"is_causal": 1}, {"is_causal": 1, "left_window_size": 900}):
-        check(Q, K, V, None, None, None, np.array([length]), device=device, **options)
+        check_onnx(Q, K, V, None, None, None, np.array([length]), device=device, **options)
 
 
 # ---- DirectML and OpenVINO ----
@@ -172,7 +171,7 @@ def test_counts_in_splits(device, variant, length):
 
 @with_door("past", ["decode_cpu"])
 def test_directml(device, variant):
-    """Sources, a past, and the present keys and values that `check` asks for."""
+    """Sources, a past, and the present keys and values that `check_onnx` asks for."""
     sizes = {"L": 2, "S": 2, "H": 3, "E": variant.E, "Ev": variant.E}
     directml.check(make(**sizes), device=device)
     for P in (1, 130):
@@ -276,14 +275,14 @@ def test_scores_with_a_past(device, variant):
     v[..., 25, 3] = NAN
     mask = draw((20, 50)) > -1
     mask[7] = False
-    check(q, k, v, mask, *past, device=device, is_causal=1,
-          return_qk=True, qk_matmul_output_mode=3)  # fmt: skip
+    check_onnx(q, k, v, mask, *past, device=device, is_causal=1,
+               return_qk=True, qk_matmul_output_mode=3)  # fmt: skip
 
 
 @with_kernels("tiled")
 def test_another_dtype_of_values(device, variant):
     q, k, _ = qkv((1, 2), 20, 40, 16)
-    check(q, k, draw((1, 2, 40, 24), float16), device=device)
+    check_onnx(q, k, draw((1, 2, 40, 24), float16), device=device)
 
 
 # ---- what a variant does not take ----
@@ -333,7 +332,7 @@ def test_calls_that_look_like_refused_ones(device, variant):
     """Rows apart or backwards, a query in any layout, a softcap without a mask before it."""
     q, k, v = variant.arrays((1, 2, 2, 3, 50))
     past = variant.arrays((1, 2, 2, 3, 20))[1:]
-    check(sliced(q), negative_rows(k), transposed(v), device=device)
-    check(q, k, v, device=device, opset=24, pre_errata=True)
-    check(q, k, v, None, negative_rows(past[0]), transposed(past[1]), device=device)
+    check_onnx(sliced(q), negative_rows(k), transposed(v), device=device)
+    check_onnx(q, k, v, device=device, opset=24, pre_errata=True)
+    check_onnx(q, k, v, None, negative_rows(past[0]), transposed(past[1]), device=device)
     clattn.scaled_dot_product_attention(q, k, v, device=device, dropout_p=1e-12, seed=1)

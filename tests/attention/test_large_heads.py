@@ -5,7 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, float32
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from support.forced import force
 from support.loops import looped
@@ -21,12 +21,12 @@ def test_columns_and_keys_around_a_block(device, monkeypatch, S):
     seen = draw((2, S), seed=3) > 0.5
     for Ev in (0, 1, COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS, 2 * COLUMNS + 1):
         q, k, v = qkv((1, 2), 2, S, 9, Ev)
-        check(q, k, v, device=device, is_causal="lower_right", sinks=q[0, :, 0, 0])
+        check_attention(q, k, v, device=device, is_causal="lower_right", sinks=q[0, :, 0, 0])
         same = np.broadcast_to(v[..., :1], v.shape)
         dropped = sdpa(q, k, same, device=device, dropout_p=0.4, seed=5)
         np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[..., :1], dropped.shape))
         k[..., ~seen.any(0), :], v[..., ~seen.any(0), :] = np.nan, np.inf
-        check(q, k, v, device=device, attn_mask=seen)
+        check_attention(q, k, v, device=device, attn_mask=seen)
 
 
 @looped("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
@@ -34,8 +34,8 @@ def test_the_largest_head_size(device, dtype):
     """Keys and values of stride 0 along the head, which take no memory."""
     q = draw((3, MOST), dtype)
     k, v = (np.broadcast_to(draw((5, 1), dtype, seed=n), (5, MOST)) for n in (1, 2))
-    check(q, k, v, device=device)
-    check(q, k, v, device=device, is_causal="lower_right")
+    check_attention(q, k, v, device=device)
+    check_attention(q, k, v, device=device, is_causal="lower_right")
 
 
 def giant(*shape, size=MOST + 1):

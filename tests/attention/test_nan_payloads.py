@@ -8,7 +8,7 @@ above which rounding to a half type, by an addition to its bits, begins again at
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float32
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv
 from support.loops import looped
 from support.sizes import WIDE
@@ -49,7 +49,7 @@ def with_payloads(mask):
 
 def check_mask(device, dtype):
     mask = with_payloads(np.zeros((L, S), dtype))
-    result = check(*arrays(), device=device, attn_mask=mask, return_lse=True)
+    result = check_attention(*arrays(), device=device, attn_mask=mask, return_lse=True)
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
@@ -71,7 +71,7 @@ def test_payloads_in_an_array(device, variant, place):
     for bits in PAYLOADS[bfloat16]:
         given[place][0, 0, 6, 3] = bits_of(bfloat16, bits)
         mask = np.zeros((L, S), np.float32)
-        check(*given.values(), device=device, attn_mask=mask, return_lse=True)
+        check_attention(*given.values(), device=device, attn_mask=mask, return_lse=True)
 
 
 @looped("place", ["key", "value"])
@@ -82,13 +82,13 @@ def test_payloads_of_keys_that_are_excluded(device, variant, place):
     mask = np.zeros((L, S), np.float32)
     excluded = np.arange(3, S, 7)
     mask[:, excluded] = -np.inf
-    right = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    right = check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
     array = key if place == "key" else value
     payloads = [*PAYLOADS[bfloat16], 0x7F80, 0xFF80]  # infinities too
     for n, at in enumerate(excluded):
         array[..., at, :] = bits_of(bfloat16, payloads[n % len(payloads)])
     with np.errstate(invalid="ignore"):  # of the oracle, which widens signalling NaNs
-        check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+        check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
     assert np.isfinite(right.astype(float32)).all()
 
 
@@ -100,10 +100,10 @@ def test_a_value_whose_weight_is_zero(device, variant, low):
     value[..., 21, 3] = np.nan
     mask = np.zeros((L, S), np.float32)
     mask[:, 21] = low
-    result = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    result = check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
     assert np.isnan(result[..., 3].astype(float32)).all()
     mask[0, 21] = -np.inf
-    result = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    result = check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
@@ -116,7 +116,7 @@ def test_a_value_in_a_block_whose_weights_are_all_zero(device, variant, number):
     mask[:, 200:] = np.finfo(np.float32).min
     for at in (399, 500):
         value[..., at, 3] = number
-        result = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+        result = check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
         finite = np.isfinite(result.astype(float32))
         assert finite[..., :3].all() and finite[..., 4:].all()
         assert (finite[..., 3] == np.isfinite(number)).all()
@@ -130,5 +130,5 @@ def test_rows_whose_scores_are_all_low(device, variant):
     mask[1] = -np.inf
     mask[2, ::2] = -np.inf
     value[..., 7, 5] = np.nan
-    result = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    result = check_attention(query, key, value, device=device, attn_mask=mask, return_lse=True)
     assert not result[..., 1, :].any()

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from references.attention import float32
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from support.masks import masked
 from support.variants import each, force, with_kernels
@@ -63,9 +63,9 @@ def test_far_offsets(device):
     far = 2**62 - 1
     for offset in (*FAR, far - 3, 3 - far):
         for band in (*BANDS, {"window": (far, far)}, {"window": (far, None)}):
-            check(*arrays, device=device, query_offset=offset, **band)
+            check_attention(*arrays, device=device, query_offset=offset, **band)
             if -(2**63) <= offset < 2**63:
-                check(*arrays, device=device, query_offset=[offset, 3], **band)
+                check_attention(*arrays, device=device, query_offset=[offset, 3], **band)
 
 
 @pytest.mark.parametrize("L", [1, 4, 40])
@@ -91,11 +91,13 @@ def test_leading_dimensions(device):
     for lead, offsets in (((2, 3, 4), [3, 9]), ((3, 4), [3, 9, -2]), ((1, 3, 4), [5]),
                           ((3, 1), [3, 9, -2])):  # fmt: skip
         for keys in ((k, v), (k[:1], v[:1]), (k[:, :, :1], v[:, :, :1])):
-            check(draw((*lead, 5, 16)), *keys, device=device, query_offset=offsets, is_causal=True)
+            check_attention(
+                draw((*lead, 5, 16)), *keys, device=device, query_offset=offsets, is_causal=True
+            )
     q = draw((2, 3, 1, 5, 16))  # one head: the last leading dimension is that of the offsets
-    check(draw((6, 1, 5, 16)), draw((1, 1, 20, 16)), draw((1, 1, 20, 16)), device=device,
-          query_offset=np.arange(6) * 3, is_causal=True)  # fmt: skip
-    check(q, k[:, :, :1], v[:, :, :1], device=device, query_offset=[1, 8], window=(4, 0))
+    check_attention(draw((6, 1, 5, 16)), draw((1, 1, 20, 16)), draw((1, 1, 20, 16)), device=device,
+                    query_offset=np.arange(6) * 3, is_causal=True)  # fmt: skip
+    check_attention(q, k[:, :, :1], v[:, :, :1], device=device, query_offset=[1, 8], window=(4, 0))
 
 
 def test_integers_of_any_kind(device):
@@ -117,12 +119,12 @@ def test_the_reference(device, monkeypatch):
     arrays = qkv((3, 2), 5, 30, 9)
     for band in BANDS:
         for offset in (*NEAR, [0, 7, -3]):
-            check(*arrays, device=device, query_offset=offset, **band)
+            check_attention(*arrays, device=device, query_offset=offset, **band)
 
 
 def test_without_a_band_nothing_changes(device):
     arrays = qkv((2, 3), 5, 20, 16)
-    right = check(*arrays, device=device)
+    right = check_attention(*arrays, device=device)
     for offset in (7, [7, -300]):
         got = sdpa(*arrays, device=device, query_offset=offset)
         np.testing.assert_allclose(got, right, rtol=0, atol=float(np.finfo(float32).eps) * 4)

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from references.attention import DTYPES, compute_dtype, eps, float32
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import WITH_SCORES, each, force, with_kernels
@@ -61,18 +61,18 @@ def test_results(device, dtype):
     wide = eps(compute_dtype(np.dtype(dtype)))
     sums = weights.astype("f8").sum(-1)
     np.testing.assert_allclose(sums, 1, rtol=0, atol=eps(np.dtype(dtype)) / 2 + 20 * wide)
-    check(q, k, v, device=device, return_weights=True)
+    check_attention(q, k, v, device=device, return_weights=True)
 
 
 @pytest.mark.tensors
 def test_shapes(device):
     """Two dimensions, grouped heads, broadcasting; no keys, rows or columns of values."""
     q, k, v = qkv((2, 6), 5, 20, 16)
-    check(q[0, 0], k[0, 0], v[0, 0], device=device, return_weights=True)
-    check(q, k[:, :2], v[:, :2], device=device, return_weights=True, enable_gqa=True)
-    check(q[:, :1], k, v[:1], device=device, return_weights=True)
-    check(q, k, v[..., :0], device=device, return_weights=True)
-    check(*qkv((2, 3, 2, 3, 2), 5, 9, 16), device=device, return_weights=True)
+    check_attention(q[0, 0], k[0, 0], v[0, 0], device=device, return_weights=True)
+    check_attention(q, k[:, :2], v[:, :2], device=device, return_weights=True, enable_gqa=True)
+    check_attention(q[:, :1], k, v[:1], device=device, return_weights=True)
+    check_attention(q, k, v[..., :0], device=device, return_weights=True)
+    check_attention(*qkv((2, 3, 2, 3, 2), 5, 9, 16), device=device, return_weights=True)
     for L, S in ((5, 0), (0, 5)):
         result, weights = sdpa(*qkv((2, 3), L, S, 16), device=device, return_weights=True)
         assert not result.any() and weights.shape == (2, 3, L, S)
@@ -99,4 +99,4 @@ def test_the_reference(device, monkeypatch):
     force(monkeypatch, "reference")
     arrays = qkv((2, 3), 5, 30, 9)
     for options in ({}, {"sinks": draw((3,))}, {"is_causal": True, "query_offset": [-3, 4]}):
-        check(*arrays, device=device, return_weights=True, **options)
+        check_attention(*arrays, device=device, return_weights=True, **options)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import eps, float32, float64
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.layouts import negative_rows, sliced
 from support.loops import looped
@@ -126,7 +126,7 @@ def test_dtypes(device, dtype):
         q, k, v = qkv((2, 6), 3, 20, 16, dtype=queries)
         for view in (sinks[0], sinks[:, 2][::-1], negative_rows(sinks)[1], sliced(sinks)[0]):
             heads = len(view)
-            check(q[:, :heads], k[:, :heads], v[:, :heads], device=device, sinks=view)
+            check_attention(q[:, :heads], k[:, :heads], v[:, :heads], device=device, sinks=view)
 
 
 def test_numbers_that_float32_does_not_hold(device):
@@ -154,7 +154,7 @@ def test_no_keys(device):
         result, lse = sdpa(q, k, v, device=device, sinks=sinks, return_lse=True)
         assert not result.any()
         np.testing.assert_array_equal(lse, np.broadcast_to(sinks[:, None], (*lead, 3)))
-        check(*qkv(lead, 3, 5, 16), device=device, sinks=sinks)
+        check_attention(*qkv(lead, 3, 5, 16), device=device, sinks=sinks)
     assert sdpa(*qkv((2, 4), 0, 5, 16), device=device, sinks=sinks).shape == (2, 4, 0, 16)
 
 
@@ -162,10 +162,10 @@ def test_no_keys(device):
 def test_heads(device):
     """Grouped, broadcast, and none: two dimensions are one head."""
     q, k, v = qkv((2, 6), 5, 20, 16)
-    check(q, k[:, :2], v[:, :2], device=device, sinks=sinks_of(6), enable_gqa=True)
-    check(q[:, :1], k, v, device=device, sinks=sinks_of(6))
-    check(q, k[:, :1], v[:, :1], device=device, sinks=sinks_of(6))
-    check(q[0, 0], k[0, 0], v[0, 0], device=device, sinks=sinks_of(1))
+    check_attention(q, k[:, :2], v[:, :2], device=device, sinks=sinks_of(6), enable_gqa=True)
+    check_attention(q[:, :1], k, v, device=device, sinks=sinks_of(6))
+    check_attention(q, k[:, :1], v[:, :1], device=device, sinks=sinks_of(6))
+    check_attention(q[0, 0], k[0, 0], v[0, 0], device=device, sinks=sinks_of(1))
 
 
 @pytest.mark.parametrize("S", [20, 3000])
@@ -193,7 +193,7 @@ def test_the_reference(device, monkeypatch):
         arrays = qkv((2, 3), 5, 30, 9, dtype=dtype)
         for level in LEVELS:
             for options in ({}, {"is_causal": True, "query_offset": -2}, {"softcap": 2.0}):
-                check(*arrays, device=device, sinks=sinks_of(3, level), **options)
+                check_attention(*arrays, device=device, sinks=sinks_of(3, level), **options)
 
 
 def test_scores_of_minus_infinity(device):

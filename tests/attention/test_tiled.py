@@ -7,7 +7,7 @@ The tests limit a device's local memory, so that the plan chooses smaller tiles.
 import numpy as np
 import pytest
 from references.attention import attention, bfloat16, eps, float16, float32, float64
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv, sdpa
 from support.launches import chosen
 from support.loops import looped
@@ -39,15 +39,15 @@ def test_tiles(device, variant, monkeypatch, tile):
     local_memory, L, S, E, Ev, dtype = tile
     force(monkeypatch, "tiled", local_memory=local_memory)
     for keys in (1, S):
-        check(*qkv((1, 2), L, keys, E, Ev, dtype), device=device)
-    check(*qkv((1, 2), L, S, E, Ev, dtype), device=device, is_causal="lower_right")
+        check_attention(*qkv((1, 2), L, keys, E, Ev, dtype), device=device)
+    check_attention(*qkv((1, 2), L, S, E, Ev, dtype), device=device, is_causal="lower_right")
 
 
 @pytest.mark.full(slowest=True)
 @with_kernels("tiled")
 def test_the_widest_tile(device, variant, monkeypatch):
     force(monkeypatch, "tiled")
-    check(*qkv((1, 2), 40, 70, 24, 512), device=device)
+    check_attention(*qkv((1, 2), 40, 70, 24, 512), device=device)
 
 
 # --- numbers --------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_float64(device, variant, monkeypatch):
     """Also where scores are beyond the range of the floats that bases are."""
     force(monkeypatch, "tiled", local_memory=16384)
     q, k, v = qkv((1, 2), 40, 70, 16, dtype=float64)
-    check(q, k, v, device=device)
+    check_attention(q, k, v, device=device)
     for factor in (1e25, -1e25):  # scores of 1e50
         right, _ = attention(q, k, v, scale=factor * 1e25)
         got = sdpa(q, k, v, device=device, scale=factor * 1e25)

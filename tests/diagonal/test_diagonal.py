@@ -24,7 +24,6 @@ from references.diagonal import (
     band,
     bfloat16,
     brute,
-    check,
     cut,
     diagonal,
     numbers,
@@ -32,6 +31,7 @@ from references.diagonal import (
     rounded,
     stored,
 )
+from support.diagonal_calls import check_diagonal
 from support.layouts import one_element_in, read_only, sliced
 from support.loops import looped
 from support.random_calls import examples
@@ -95,8 +95,8 @@ def test_bounds(device, dtype):
     """Every pair of bounds, on an input and on zeros."""
     a = numbers((4, 6), dtype)
     for begin, end in BOUNDS + BEYOND:
-        check(a, 1, begin, end, device=device)
-        check((4, 6), 1, begin, end, device=device, dtype=dtype)
+        check_diagonal(a, 1, begin, end, device=device)
+        check_diagonal((4, 6), 1, begin, end, device=device, dtype=dtype)
 
 
 SHAPES = (
@@ -112,8 +112,8 @@ SHAPES = (
 def test_shapes(device, shape, dtype):
     """One row, one column, empty dimensions anywhere, NumPy's highest rank."""
     for begin, end in FEW:
-        check(numbers(shape, dtype), 3, begin, end, device=device)
-        check(shape, 3, begin, end, device=device, dtype=dtype)
+        check_diagonal(numbers(shape, dtype), 3, begin, end, device=device)
+        check_diagonal(shape, 3, begin, end, device=device, dtype=dtype)
 
 
 @widths
@@ -123,16 +123,16 @@ def test_widths(device, dtype):
         rows = 1 + columns % 5
         a = numbers((2, rows, columns), dtype)
         for begin, end in ((0, 1), (columns // 3, columns // 2), (columns, columns // 2), (2, 1)):
-            check(a, 9, begin, end, device=device)
-            check(a.shape, 9, begin, end, device=device, dtype=dtype)
+            check_diagonal(a, 9, begin, end, device=device)
+            check_diagonal(a.shape, 9, begin, end, device=device, dtype=dtype)
 
 
 def test_every_run_length(device):
     """The stretches before, in and after the band have every length."""
     a = numbers((1, 67), np.uint8)
     for begin, end in itertools.product(range(0, 69, 2), range(-1, 69, 3)):
-        check(a, 170, begin, end, device=device)
-        check((1, 67), 170, begin, end, device=device, dtype=np.uint8)
+        check_diagonal(a, 170, begin, end, device=device)
+        check_diagonal((1, 67), 170, begin, end, device=device, dtype=np.uint8)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -143,7 +143,7 @@ def test_elements_are_copied_bit_by_bit(device, dtype):
     with np.errstate(invalid="ignore"):  # ml_dtypes' isnan asks the processor
         assert np.isnan(a).any() and np.isinf(a).any()
     for begin, end in FEW:
-        check(a, -0.0, begin, end, device=device)
+        check_diagonal(a, -0.0, begin, end, device=device)
 
 
 @layouts
@@ -151,7 +151,7 @@ def test_elements_are_copied_bit_by_bit(device, dtype):
 def test_input_layouts(device, layout, dtype):
     a = layout(numbers((2, 3, 17, 21), dtype))
     for begin, end in FEW:
-        check(a, 1, begin, end, device=device)
+        check_diagonal(a, 1, begin, end, device=device)
 
 
 @looped("layout", ODD, ids=lambda f: f.__name__)
@@ -162,7 +162,7 @@ def test_odd_layouts(device, layout, dtype):
         layout = read_only
     a = layout(numbers((3, 17, 21), dtype))
     for begin, end in FEW:
-        check(a, 1, begin, end, device=device)
+        check_diagonal(a, 1, begin, end, device=device)
 
 
 @dtypes
@@ -172,9 +172,9 @@ def test_zero_strides(device, dtype):
     pieces = [a[:1], a[:, :1], a[..., :1], a[:1, :1, :1], overlapping_rows(a)]
     for piece, (begin, end) in itertools.product(pieces, FEW):
         shape = (3, 5, 9) if piece.shape[0] == 1 else (2, 5, 9)
-        check(np.broadcast_to(piece, shape), 1, begin, end, device=device)
+        check_diagonal(np.broadcast_to(piece, shape), 1, begin, end, device=device)
     huge = as_strided(a, (2, 5, 9), (0, 0, 2**40 * a.itemsize))[..., :1]
-    check(huge, 1, 0, 1, device=device)  # a stride that is never used
+    check_diagonal(huge, 1, 0, 1, device=device)  # a stride that is never used
 
 
 FINITE = (
@@ -191,8 +191,8 @@ def test_values_are_rounded(device, value):
     """Values are rounded to nearest, ties to even. TWICE: two roundings would differ from one."""
     for dtype in FLOATS:
         a = numbers((3, 5), dtype)
-        check(a, value, 0, 2, device=device)
-        check((3, 5), value, 0, 2, device=device, dtype=dtype)
+        check_diagonal(a, value, 0, 2, device=device)
+        check_diagonal((3, 5), value, 0, 2, device=device, dtype=dtype)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -202,8 +202,8 @@ NAN, INF = float("nan"), float("inf")
 def test_values_that_are_not_finite(device, value):
     for dtype in FLOATS:
         for begin, end in FEW:
-            check(numbers((3, 5), dtype), value, begin, end, device=device)
-            check((3, 5), value, begin, end, device=device, dtype=dtype)
+            check_diagonal(numbers((3, 5), dtype), value, begin, end, device=device)
+            check_diagonal((3, 5), value, begin, end, device=device, dtype=dtype)
 
 
 @looped("dtype", DTYPES[4:12], ids=str)
@@ -218,17 +218,17 @@ def test_integer_values(device, dtype):
     if dtype.itemsize < 8:
         values += [float(high), np.float64(high - 1), np.int64(high)]
     for value in values:
-        got = check((3, 5), value, 0, 2, device=device, dtype=dtype)
+        got = check_diagonal((3, 5), value, 0, 2, device=device, dtype=dtype)
         assert int(got[0, 0]) == int(value)
-        check(numbers((3, 5), dtype), value, 2, 0, device=device)
+        check_diagonal(numbers((3, 5), dtype), value, 2, 0, device=device)
 
 
 @looped("value", [True, False, 0, 1, np.True_, np.False_, np.uint8(1)], ids=repr)
 def test_bool_values(device, value):
     """The bytes are 0 and 1, see assert_same."""
     for begin, end in FEW:
-        check(numbers((5, 9), bool), value, begin, end, device=device)
-        check((5, 9), value, begin, end, device=device, dtype=bool)
+        check_diagonal(numbers((5, 9), bool), value, begin, end, device=device)
+        check_diagonal((5, 9), value, begin, end, device=device, dtype=bool)
 
 
 def test_dtype_and_shape(device):
@@ -236,7 +236,7 @@ def test_dtype_and_shape(device):
     assert clattn.diagonal_matrix((2, 3), 7, 0, 1, device=device).dtype == np.float32
     assert clattn.diagonal_matrix((2, 3), 7, 0, 1, dtype=None, device=device).dtype == np.float32
     for spelling in ("float64", np.float64, np.dtype("f8"), float):
-        check((2, 3), 7, 0, 1, device=device, dtype=spelling)
+        check_diagonal((2, 3), 7, 0, 1, device=device, dtype=spelling)
     a = numbers((2, 3), np.int16)
     for spelling in (None, "int16", np.int16, np.dtype("i2")):
         got = clattn.diagonal_matrix(a, 7, 0, 1, dtype=spelling, device=device)
@@ -300,7 +300,7 @@ def test_results_are_independent(device):
     """Memory that a caller wrote to is zero in a later result; two results share no memory."""
     for shape in ((3, 5), (100, 100), (1000, 1000), (2000, 3000), (10_000, 8, 8)):
         for _ in range(3):
-            first, second = (check(shape, 7, 0, 1, device=device) for _ in range(2))
+            first, second = (check_diagonal(shape, 7, 0, 1, device=device) for _ in range(2))
             assert not np.may_share_memory(first, second)
             first.fill(np.nan)
             second.fill(np.nan)
@@ -344,8 +344,8 @@ def test_random_problems(device, problem):
         out = sliced(np.zeros(a.shape, a.dtype))
     elif where == "in place" and a.flags.writeable:
         out = a
-    check(a, 1, begin, end, device=device, out=out)
-    check(a.shape, 1, begin, end, device=device, dtype=a.dtype, out=out)
+    check_diagonal(a, 1, begin, end, device=device, out=out)
+    check_diagonal(a.shape, 1, begin, end, device=device, dtype=a.dtype, out=out)
 
 
 @bounded

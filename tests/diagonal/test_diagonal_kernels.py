@@ -111,13 +111,13 @@ def test_zeros_are_never_touched(device):
         """
         clattn.eye(8, dtype="u1", device=device)
         n = 80
-        a, rise = peak_of(lambda: clattn.eye(n, 1 << 26, dtype="u1", device=device))
+        a, rise = measure_memory(lambda: clattn.eye(n, 1 << 26, dtype="u1", device=device))
         assert rise < 1000 * MIB, f"{rise / MIB:.0f} MiB"
         for i in (0, 1, 64, n - 1):
             assert a[i, i] == 1 and a[i, : 1 << 20].sum() == 1, i
-        before = status_field("VmSize")
+        before = memory_field("VmSize")
         del a
-        assert before - status_field("VmSize") > 4000 * MIB
+        assert before - memory_field("VmSize") > 4000 * MIB
         """,
     )
 
@@ -141,7 +141,7 @@ def test_matrices_far_apart(device):
             check_band(a, 7, 0, 2, device=device, out=spread(a))
             b = spread(a)
             check_band(b, 7, 0, 2, device=device, out=b)
-        _, rise = peak_of(calls)
+        _, rise = measure_memory(calls)
         assert rise < 200 * MIB, f"{rise / MIB:.0f} MiB"
         """,
     )
@@ -168,11 +168,11 @@ def test_repeated_calls_keep_nothing(device):
         for _ in range(3):
             several()
         gc.collect()
-        start = [status_field(name) for name in ("VmRSS", "VmSize")]
+        start = [memory_field(name) for name in ("VmRSS", "VmSize")]
         for _ in range(10):
             several()
         gc.collect()
-        end = [status_field(name) for name in ("VmRSS", "VmSize")]
+        end = [memory_field(name) for name in ("VmRSS", "VmSize")]
         assert end[0] - start[0] < 8 * MIB, (start, end)
         assert end[1] - start[1] < 64 * MIB, (start, end)
         """,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """diagonal_matrix(out=...): written and returned, whatever its strides; in place; overlaps.
 
-`check` sees that nothing around out is touched. Out may be the input itself (the same memory and
-strides); any other memory that both have is refused. Out's dtype, shape and flags: see
+`check_diagonal` sees that nothing around out is touched. Out may be the input itself (the same
+memory and strides); any other memory that both have is refused. Out's dtype, shape and flags: see
 test_diagonal_errors.py.
 """
 
@@ -18,9 +18,9 @@ from references.diagonal import (
     ODD,
     WIDTHS,
     bfloat16,
-    check,
     numbers,
 )
+from support.diagonal_calls import check_diagonal
 from support.layouts import one_element_in
 from support.loops import looped
 
@@ -40,8 +40,8 @@ def test_out(device, layout, dtype):
     a = numbers(SHAPE, dtype)
     for begin, end in FEW:
         out = layout(numbers(SHAPE, dtype, 5))
-        check(a, 1, begin, end, device=device, out=out)
-        check(SHAPE, 1, begin, end, device=device, dtype=dtype, out=out)
+        check_diagonal(a, 1, begin, end, device=device, out=out)
+        check_diagonal(SHAPE, 1, begin, end, device=device, dtype=dtype, out=out)
 
 
 @layouts
@@ -50,7 +50,7 @@ def test_both_strided(device, layout, dtype):
     """Input and out have different strides."""
     for other in LAYOUTS:
         out = other(np.zeros(SHAPE, dtype))
-        check(layout(numbers(SHAPE, dtype)), 1, 3, -2, device=device, out=out)
+        check_diagonal(layout(numbers(SHAPE, dtype)), 1, 3, -2, device=device, out=out)
 
 
 @layouts
@@ -58,8 +58,10 @@ def test_both_strided(device, layout, dtype):
 def test_in_place(device, layout, dtype):
     for begin, end in FEW:
         a = layout(numbers(SHAPE, dtype))
-        check(a, 1, begin, end, device=device, out=a)
-        check(a, 0, end, begin, device=device, out=a[...])  # another object, the same memory
+        check_diagonal(a, 1, begin, end, device=device, out=a)
+        check_diagonal(
+            a, 0, end, begin, device=device, out=a[...]
+        )  # another object, the same memory
 
 
 @widths
@@ -69,14 +71,14 @@ def test_in_place_through_other_objects(device, dtype):
     step = a.itemsize
     again = as_strided(a, a.shape, (-(2**40), 9 * step, 12345 * step, step))
     for out in (np.frombuffer(memoryview(a), dtype).reshape(a.shape), again, a.T.T):
-        check(a, 3, 0, 2, device=device, out=out)
-        check(out, 4, 1, 5, device=device, out=a)
+        check_diagonal(a, 3, 0, 2, device=device, out=out)
+        check_diagonal(out, 4, 1, 5, device=device, out=a)
     one = numbers((1, 1), dtype)
-    check(one, 3, 0, 1, device=device, out=one[::-1, ::-1])
-    check(one, 4, 0, 1, device=device, out=one.T)
+    check_diagonal(one, 3, 0, 1, device=device, out=one[::-1, ::-1])
+    check_diagonal(one, 4, 0, 1, device=device, out=one.T)
     for empty in (a[:, :0], a[..., :0]):
-        check(empty, 3, 0, 1, device=device, out=empty)
-        check(empty, 3, 0, 1, device=device, out=empty[:, ::-1])
+        check_diagonal(empty, 3, 0, 1, device=device, out=empty)
+        check_diagonal(empty, 3, 0, 1, device=device, out=empty[:, ::-1])
 
 
 @widths
@@ -84,9 +86,9 @@ def test_every_width_in_place(device, dtype):
     """Rows lie without padding, so a store beyond the band would hit the next row."""
     for columns in range(1, 71):
         a = one_element_in(numbers((5, columns), dtype))
-        check(a, 1, -1, columns // 2, device=device, out=a)
-        check(a, 2, columns // 2, 1, device=device, out=a)
-        check(a.shape, 3, 0, columns // 3, device=device, dtype=dtype, out=a)
+        check_diagonal(a, 1, -1, columns // 2, device=device, out=a)
+        check_diagonal(a, 2, columns // 2, 1, device=device, out=a)
+        check_diagonal(a.shape, 3, 0, columns // 3, device=device, dtype=dtype, out=a)
 
 
 @looped("layout", ODD, ids=lambda f: f.__name__)
@@ -97,7 +99,7 @@ def test_odd_out(device, layout, dtype):
         return  # has no other byte order
     out = layout(numbers(SHAPE, dtype))
     for source in (numbers(SHAPE, dtype, 5), out):
-        check(source, 1, 0, 3, device=device, out=out)
+        check_diagonal(source, 1, 0, 3, device=device, out=out)
 
 
 def test_out_in_a_file(device, tmp_path):
@@ -190,7 +192,7 @@ def test_overlaps_are_refused(device, overlap, dtype):
             assert type(caught.value) is ValueError
             assert buffer.tobytes() == before
     if overlap is not OVERLAPS["one byte on"]:
-        check(second, 1, 0, 3, device=device, out=second)
+        check_diagonal(second, 1, 0, 3, device=device, out=second)
 
 
 DISJOINT = {
@@ -213,7 +215,7 @@ def test_neighbours_are_no_overlap(device, disjoint, dtype):
     assert not np.shares_memory(source, out)
     before = source.tobytes()
     for begin, end in FEW:
-        check(source, 1, begin, end, device=device, out=out)
+        check_diagonal(source, 1, begin, end, device=device, out=out)
     assert source.tobytes() == before
 
 
@@ -226,7 +228,7 @@ def test_nothing_is_touched_after_an_error(device):
         with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
             clattn.diagonal_matrix(a, **right | wrong)
         assert a.tobytes() == before
-    check(a, 7, 0, 3, device=device, out=a)
+    check_diagonal(a, 7, 0, 3, device=device, out=a)
     assert a.tobytes() != before
 
 

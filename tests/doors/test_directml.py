@@ -16,8 +16,8 @@ from support.checks import assert_close
 from support.data import draw
 from support.directml_calls import (
     HALF_AND_SINGLE,
-    check,
     check_alone,
+    check_directml,
     compare,
     run,
 )
@@ -73,19 +73,21 @@ def test_the_oracle_stacks_as_numpy_does():
 def test_sources(device, source, dtype, bias, past):
     call = make(source, dtype=dtype, bias=bias, P=past)
     check_alone(call, device=device)
-    check(call, device=device)
+    check_directml(call, device=device)
 
 
 @each_source
 def test_sources_with_the_chosen_kernel(device, source):
     for call in make(source, L=17, S=13), make(source, L=17, S=13, bias=True, P=24):
         check_alone(call, device=device)
-        check(call, device=device)
+        check_directml(call, device=device)
 
 
 def test_half_precision_with_the_chosen_kernel(device):
     check_alone(make(L=17, S=13, dtype=float16), device=device)
-    check(make("stacked_query_key_value", L=33, dtype=float16, bias=True, P=7), device=device)
+    check_directml(
+        make("stacked_query_key_value", L=33, dtype=float16, bias=True, P=7), device=device
+    )
 
 
 SHAPES = [  # L, S, P
@@ -97,7 +99,7 @@ SHAPES = [  # L, S, P
 @looped("shape", SHAPES, ids=str)
 def test_shapes(device, kernel, shape):
     L, S, P = shape
-    check(make(L=L, S=S, P=P), device=device)
+    check_directml(make(L=L, S=S, P=P), device=device)
 
 
 @pytest.mark.usefixtures("reference_kernel")
@@ -106,14 +108,14 @@ def test_shapes(device, kernel, shape):
 def test_head_sizes(device, heads, sizes):
     E, Ev = sizes
     for source in ("separate", "stacked_query_key"):
-        check(make(source, H=heads, E=E, Ev=Ev, P=2, bias=True), device=device)
+        check_directml(make(source, H=heads, E=E, Ev=Ev, P=2, bias=True), device=device)
 
 
 def test_heads_and_stacks_lie_as_said(device):
     """A stacked tensor, views of it and copies of the views give the same numbers."""
     call = make("stacked_query_key_value", L=17, H=3, P=24, bias=True)
     stacked = call.pop("stacked_query_key_value")
-    right = check(call | {"stacked_query_key_value": stacked}, device=device)
+    right = check_directml(call | {"stacked_query_key_value": stacked}, device=device)
     q, k, v = (stacked[:, :, :, n].reshape(2, 17, 24) for n in range(3))
     others = [
         {"query": q, "key": k, "value": v},
@@ -122,7 +124,7 @@ def test_heads_and_stacks_lie_as_said(device):
         {"stacked_query_key_value": np.ascontiguousarray(stacked[..., ::-1])[..., ::-1]},
     ]
     for other in others:
-        got = check(call | other, device=device)
+        got = check_directml(call | other, device=device)
         assert (np.abs(got - right) <= 2 * oracle.tolerance(call | other)).all()
 
 
@@ -134,7 +136,7 @@ def test_bias_goes_to_what_is_new_alone(device):
         call = make(P=3)
         call["bias"] = np.zeros(3 * size, np.float32)
         call["bias"][part * size : (part + 1) * size] = draw((size,), seed=9)
-        check(call, device=device)
+        check_directml(call, device=device)
     call = make(P=3, bias=True)
     call["bias"] *= 100
     answer = run(call, device=device, return_present=True)
@@ -179,14 +181,14 @@ def test_leading_ones(device, extra):
         if call[name].ndim + extra <= 5:
             given = call | {name: call[name].reshape(*ones, *call[name].shape)}
             rank = 3 + extra if name == "query" else 3
-            assert check(given, device=device).ndim == rank
+            assert check_directml(given, device=device).ndim == rank
     every = {n: call[n].reshape((1,) * (5 - call[n].ndim) + call[n].shape) for n in names}
     for bias_rank in range(1, 6):
         bias = call["bias"].reshape((1,) * (bias_rank - 1) + call["bias"].shape)
-        assert check(call | every | {"bias": bias}, device=device).ndim == 5
+        assert check_directml(call | every | {"bias": bias}, device=device).ndim == 5
     stacked = make("stacked_query_key", bias=True, P=1)
     stacked["value"] = stacked["value"].reshape(*ones, *stacked["value"].shape)
-    assert check(stacked, device=device).ndim == 3
+    assert check_directml(stacked, device=device).ndim == 3
 
 
 RELATIVE = [(2, 2, 5, 10), (1, 2, 5, 10), (2, 1, 5, 10), (1, 1, 5, 10), (1, 1, 1, 10), (1, 2, 5, 1),
@@ -200,14 +202,16 @@ def test_relative_position_bias(device, dtype):
     """Broadcasts to (B, H, L, T), T with the past; rank 5 with a leading 1."""
     for shape in RELATIVE:
         added = draw(shape, dtype, 7)
-        check(make(P=3, dtype=dtype, relative_position_bias=added), device=device)
-        check(make(P=3, dtype=dtype, bias=True, relative_position_bias=added), device=device)
+        check_directml(make(P=3, dtype=dtype, relative_position_bias=added), device=device)
+        check_directml(
+            make(P=3, dtype=dtype, bias=True, relative_position_bias=added), device=device
+        )
 
 
 def test_relative_position_bias_with_the_chosen_kernel(device):
     added = draw((1, 2, 33, 200), seed=7)
     check_alone(make(L=33, S=200, relative_position_bias=added), device=device)
-    check(make(L=33, S=187, P=13, relative_position_bias=added, bias=True), device=device)
+    check_directml(make(L=33, S=187, P=13, relative_position_bias=added, bias=True), device=device)
 
 
 @looped("garbage", [np.nan, np.inf], ids=str)
@@ -231,15 +235,15 @@ def test_nan_stays_visible(device):
     """A NaN in a query shows in its row, in a value in its column, in a key in its whole head."""
     call = make(H=2, P=3)
     call["query"][0, 3, 2] = np.nan
-    result = check(call, device=device)
+    result = check_directml(call, device=device)
     assert np.isnan(result).sum() == 8 and np.isnan(result[0, 3, :8]).all()
     call = make(H=2, P=3)
     call["past_value"][1, 1, 2, 5] = np.nan
-    result = check(call, device=device)
+    result = check_directml(call, device=device)
     assert np.isnan(result).sum() == 5 and np.isnan(result[1, :, 8 + 5]).all()
     call = make(H=2, P=3)
     call["key"][1, 6, 3] = np.nan
-    assert np.isnan(check(call, device=device)).sum() == 5 * 8
+    assert np.isnan(check_directml(call, device=device)).sum() == 5 * 8
 
 
 SCALES = [0.3, 0, 1, -0.7, 5.0, np.float32(0.5), np.float64(0.25), np.int64(2)]
@@ -248,7 +252,7 @@ SCALES = [0.3, 0, 1, -0.7, 5.0, np.float32(0.5), np.float64(0.25), np.int64(2)]
 @looped("scale", SCALES, ids=repr)
 def test_scale(device, scale):
     """The scale multiplies the scores for every head size; it has no default."""
-    check(make(L=17, S=13, scale=scale), device=device)
+    check_directml(make(L=17, S=13, scale=scale), device=device)
 
 
 EMPTIES = {
@@ -263,14 +267,14 @@ EMPTIES = {
 @pytest.mark.usefixtures("reference_kernel")
 def test_empty_dimensions(device, sizes):
     """Results are empty, zeros without keys, or the mean of the values without a head size."""
-    result = check(make(**sizes), device=device)
+    result = check_directml(make(**sizes), device=device)
     if sizes.get("S") == 0 and not sizes.get("P"):
         assert not result.any()
     stacked = {"stacked_query_key": ("B", "L", "P", "Ev", "E"),
                "stacked_query_key_value": ("B", "L", "P", "E")}  # fmt: skip
     for source, allowed in stacked.items():
         if set(sizes) <= set(allowed):
-            check(make(source, **sizes), device=device)
+            check_directml(make(source, **sizes), device=device)
 
 
 @looped("layout", LAYOUTS, ids=lambda f: f.__name__)
@@ -285,7 +289,7 @@ def test_layouts(device, layout):
             if name in call and not (layout.__name__ in ("transposed", "columns_first",
                                      "negative_rows") and call[name].ndim < 3):  # fmt: skip
                 call[name] = layout(call[name])
-        check(call, device=device)
+        check_directml(call, device=device)
 
 
 @pytest.mark.usefixtures("reference_kernel")
@@ -301,8 +305,8 @@ def test_zero_strides(device):
         "relative_position_bias": np.broadcast_to(np.float32(0.5), (2, 2, 5, 10)),
     }
     for name in one:
-        check(call | {name: one[name]}, device=device)
-    check(call | one, device=device)
+        check_directml(call | {name: one[name]}, device=device)
+    check_directml(call | one, device=device)
 
 
 @looped("layout", ODD, ids=lambda f: f.__name__)
@@ -311,7 +315,7 @@ def test_odd_layouts(device, layout):
     call = make(P=3, bias=True, relative_position_bias=draw((1, 2, 5, 10), seed=7))
     for name in FLOATS:
         if name in call:
-            check(call | {name: layout(call[name])}, device=device)
+            check_directml(call | {name: layout(call[name])}, device=device)
 
 
 def test_the_output_is_a_named_tuple(device):

@@ -14,8 +14,8 @@ from references.directml import SOURCES, make
 from support.data import draw
 from support.directml_calls import (
     HALF_AND_SINGLE,
-    check,
     check_alone,
+    check_directml,
     compare,
     run,
 )
@@ -82,19 +82,19 @@ BOOLEAN += [(1, *shape) for shape in BOOLEAN[3:]]
 def test_boolean_shapes(device, dtype):
     """Ranks 2 to 5: 35 shapes."""
     for shape in BOOLEAN:
-        check(masked(flags(shape), "boolean", dtype=dtype), device=device)
+        check_directml(masked(flags(shape), "boolean", dtype=dtype), device=device)
 
 
 @quick
 def test_boolean_shapes_that_could_be_read_two_ways(device):
     """One batch, or as many batches as queries: rank 2 is (B, T), rank 3 (B, L, T) or (1, B, T)."""
     for shape in [(1, T), (1, 1, T), (1, L, T)]:
-        check(masked(flags(shape), "boolean", B=1), device=device)
+        check_directml(masked(flags(shape), "boolean", B=1), device=device)
     for shape in [(L, T), (1, L, T), (L, L, T)]:
-        check(masked(flags(shape), "boolean", B=L), device=device)
+        check_directml(masked(flags(shape), "boolean", B=L), device=device)
     for shape in [(1, T), (1, 1, T)]:
-        check(masked(flags(shape), "boolean", B=1, L=1), device=device)
-    check(masked(flags((T, T)), "boolean", B=T, L=T), device=device)
+        check_directml(masked(flags(shape), "boolean", B=1, L=1), device=device)
+    check_directml(masked(flags((T, T)), "boolean", B=T, L=T), device=device)
 
 
 @quick
@@ -104,7 +104,7 @@ def test_anything_but_zero_attends(device):
     for shape in [(B, T), (B, L, T), (1, H, 1, T), (1, B, H, L, T)]:
         mask = np.broadcast_to(numbers, shape).copy()
         right = run(masked((mask != 0).astype(np.int32), "boolean"), device=device).output
-        got = check(masked(mask, "boolean"), device=device)
+        got = check_directml(masked(mask, "boolean"), device=device)
         np.testing.assert_array_equal(got, right)
 
 
@@ -115,12 +115,12 @@ def test_key_sequence_length(device, dtype):
     for first in range(T + 1):
         second = T - first if first % 2 else first
         call = masked(int32(first, second), LENGTH, dtype=dtype)
-        check(call, device=device)
+        check_directml(call, device=device)
     for rank in range(1, 6):
         shape = (1,) * (rank - 1) + (B,)
-        check(masked(int32(7, 2, shape=shape), LENGTH, dtype=dtype), device=device)
-    check(masked(int32(7), LENGTH, B=1), device=device)
-    check(masked(int32(7, shape=(1, 1)), LENGTH, B=1), device=device)
+        check_directml(masked(int32(7, 2, shape=shape), LENGTH, dtype=dtype), device=device)
+    check_directml(masked(int32(7), LENGTH, B=1), device=device)
+    check_directml(masked(int32(7, shape=(1, 1)), LENGTH, B=1), device=device)
 
 
 @quick
@@ -129,11 +129,13 @@ def test_key_sequence_end_start(device, dtype):
     """Ends, then starts, in every order from 0 to T; (2, B) and (2·B,), leading 1s."""
     for end, start in itertools.product((0, 1, 4, 9, T), repeat=2):
         mask = int32(end, T - end, start, 0)
-        check(masked(mask, END_START, dtype=dtype), device=device)
+        check_directml(masked(mask, END_START, dtype=dtype), device=device)
     for shape in [(2, B), (2 * B,), (1, 2 * B), (1, 2, B), (1, 1, 1, 2, B), (1, 1, 1, 1, 2 * B)]:
-        check(masked(int32(8, 9, 1, 4, shape=shape), END_START, dtype=dtype), device=device)
+        check_directml(
+            masked(int32(8, 9, 1, 4, shape=shape), END_START, dtype=dtype), device=device
+        )
     for shape in [(2, 1), (2,), (1, 2)]:
-        check(masked(int32(8, 3, shape=shape), END_START, B=1), device=device)
+        check_directml(masked(int32(8, 3, shape=shape), END_START, B=1), device=device)
 
 
 PACKS = [  # B key lengths; query starts and the last end (at most B·L); key starts and end (B·T)
@@ -153,13 +155,13 @@ def test_packed_lengths(device, dtype):
     """Only the key lengths mask; the running totals do not matter."""
     for numbers in PACKS:
         call = masked(int32(*numbers), PACKED, dtype=dtype)
-        got = check(call, device=device)
+        got = check_directml(call, device=device)
         alone = masked(int32(*numbers[:2]), LENGTH, dtype=dtype)
         np.testing.assert_array_equal(got, run(alone, device=device).output)
     for rank in range(1, 6):
         shape = (1,) * (rank - 1) + (3 * B + 2,)
-        check(masked(int32(*PACKS[2], shape=shape), PACKED, dtype=dtype), device=device)
-    check(masked(int32(4, 0, 5, 0, 10), PACKED, B=1), device=device)
+        check_directml(masked(int32(*PACKS[2], shape=shape), PACKED, dtype=dtype), device=device)
+    check_directml(masked(int32(4, 0, 5, 0, 10), PACKED, B=1), device=device)
 
 
 @looped("source", SOURCES)
@@ -176,8 +178,8 @@ def test_masks_with_every_source(device, source):
     }
     for kind, mask in masks.items():
         added = draw((1, 2, 5, total), seed=7)
-        check(make(source, P=3, bias=True, mask=mask, mask_type=kind), device=device)
-        check(make(source, P=3, bias=True, relative_position_bias=added, mask=mask,
+        check_directml(make(source, P=3, bias=True, mask=mask, mask_type=kind), device=device)
+        check_directml(make(source, P=3, bias=True, relative_position_bias=added, mask=mask,
                    mask_type=kind), device=device)  # fmt: skip
 
 
@@ -197,7 +199,7 @@ def test_masks_with_the_chosen_kernel(device, sizes):
         mask = np.stack([ends, starts]).astype(np.int32)
         alone(mask=mask, mask_type=END_START)
     alone(mask=flags((2, T)), mask_type="boolean")
-    check(make(L=L, S=S, P=P, mask=flags((2, L, T)), mask_type="boolean"), device=device)
+    check_directml(make(L=L, S=S, P=P, mask=flags((2, L, T)), mask_type="boolean"), device=device)
 
 
 def test_half_precision_masks_with_the_chosen_kernel(device):
@@ -219,7 +221,7 @@ ALL_PADDED = {
 def test_rows_padded_throughout_are_the_softmax_of_their_own_scores(device, kind, dtype):
     """All scores of such a row are shifted alike, which changes only their rounding."""
     call = masked(ALL_PADDED[kind], kind, dtype=dtype)
-    got = check(call, device=device)
+    got = check_directml(call, device=device)
     plain = {n: a for n, a in call.items() if n not in ("mask", "mask_type")}
     right, allowed = oracle.attention(plain), oracle.tolerance(call)
     assert (np.abs(got.astype(np.float64) - right) <= allowed).all()
@@ -232,8 +234,8 @@ def test_some_rows_padded_throughout_beside_others(device, kernel):
     """Whole batches, rows and heads are padded; every row counts by itself."""
     keep = flags((B, H, L, T))
     keep[0, 1], keep[1, 0, 2:4], keep[1, 2, :, :9] = 0, 0, 0
-    check(masked(keep, "boolean"), device=device)
-    check(masked(int32(0, 6), LENGTH), device=device)
+    check_directml(masked(keep, "boolean"), device=device)
+    check_directml(masked(int32(0, 6), LENGTH), device=device)
 
 
 FILTERS = [-10000.0, -1e5, -65504, -1000, -5, -0.5, 0, 0.0, 3, 2.5, 200.0, 1e4, np.float32(-7.25),
@@ -248,7 +250,7 @@ def test_filter_values(device, value, dtype):
     masks = {"boolean": flags((B, L, T)), LENGTH: int32(0, 6), END_START: int32(0, 7, 0, 2),
              PACKED: packed([4, T], B, L, T)}  # fmt: skip
     for kind, mask in masks.items():
-        check(masked(mask, kind, dtype=dtype, mask_filter_value=value), device=device)
+        check_directml(masked(mask, kind, dtype=dtype, mask_filter_value=value), device=device)
 
 
 @quick
@@ -257,7 +259,7 @@ def test_a_filter_value_at_the_end_of_float32(device, dtype):
     """Such a value is finite, so allowed; beside other keys, padded keys have no weight left."""
     for value in (-3e38, float(np.finfo(np.float32).min)):
         call = masked(int32(4, 9), LENGTH, dtype=dtype, mask_filter_value=value)
-        got = check(call, device=device)
+        got = check_directml(call, device=device)
         compare(call | {"mask_filter_value": -10000.0}, got, device=device)
 
 
@@ -274,7 +276,7 @@ def test_padding_does_not_exclude(device, place):
     """A padded key is attended with a shifted score, so its NaN stays visible."""
     call = masked(int32(T, 6), LENGTH)
     call[place][1, T - P - 1, 2] = np.nan  # the last key of the second batch; first head
-    result = check(call, device=device)
+    result = check_directml(call, device=device)
     assert np.isnan(result).sum() == (L * 8 if place == "key" else L)
     assert np.isnan(result[1, :, 2]).all()
 
@@ -307,7 +309,7 @@ def test_layouts(device, layout):
                 laid = np.asfortranarray(mask)
             else:
                 laid = layout(mask)
-            check(masked(laid, kind), device=device)
+            check_directml(masked(laid, kind), device=device)
 
 
 @quick
@@ -316,8 +318,8 @@ def test_zero_strides(device):
         for axis in range(len(shape)):
             first = tuple(slice(0, 1) if n == axis else slice(None) for n in range(len(shape)))
             mask = np.broadcast_to(flags(shape)[first], shape)
-            check(masked(mask, "boolean"), device=device)
-    check(masked(np.broadcast_to(np.int32(4), (1, B)), LENGTH), device=device)
+            check_directml(masked(mask, "boolean"), device=device)
+    check_directml(masked(np.broadcast_to(np.int32(4), (1, B)), LENGTH), device=device)
 
 
 EMPTIES = {  # sizes, then a mask of each type
@@ -337,4 +339,4 @@ EMPTIES = {  # sizes, then a mask of each type
 def test_empty_dimensions(device, name):
     sizes, *masks = EMPTIES[name]
     for kind, mask in zip(("boolean", LENGTH, END_START, PACKED), masks, strict=True):
-        check(make(**sizes, mask=mask, mask_type=kind), device=device)
+        check_directml(make(**sizes, mask=mask, mask_type=kind), device=device)

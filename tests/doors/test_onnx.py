@@ -12,11 +12,11 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
-from references.onnx import attention, check, tolerances
+from references.onnx import attention, tolerances
 from support.checks import assert_close
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped, looped_dtypes
-from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
+from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, check_onnx, flat, inputs, mask_of
 
 pytestmark = pytest.mark.tensors
 
@@ -32,26 +32,28 @@ def test_head_counts_and_ranks(device, kernel, heads, rank):
     arrays, options = inputs(heads=heads), {}
     if rank == 3:
         arrays, options = flat(arrays, heads)
-    got = check(*arrays, device=device, **options)
+    got = check_onnx(*arrays, device=device, **options)
     if rank == 4:
-        again = check(*arrays, device=device, q_num_heads=heads[0], kv_num_heads=heads[1])
+        again = check_onnx(*arrays, device=device, q_num_heads=heads[0], kv_num_heads=heads[1])
         assert again.Y.tobytes() == got.Y.tobytes()
-        assert check(*arrays, device=device, q_num_heads=heads[0]).Y.tobytes() == got.Y.tobytes()
+        assert (
+            check_onnx(*arrays, device=device, q_num_heads=heads[0]).Y.tobytes() == got.Y.tobytes()
+        )
 
 
 @looped("rank", [3, 4])
 def test_values_of_another_size(device, kernel, rank):
     arrays, options = flat(inputs(Ev=5)) if rank == 3 else (inputs(Ev=5), {})
-    got = check(*arrays, device=device, **options)
+    got = check_onnx(*arrays, device=device, **options)
     assert got.Y.shape == ((B, L, HQ * 5) if rank == 3 else (B, HQ, L, 5))
-    check(*arrays, None, *cache(Ev=5), device=device, **options)
+    check_onnx(*arrays, None, *cache(Ev=5), device=device, **options)
 
 
 @looped("is_causal", [0, 1], ids=["all", "causal"])
 @looped("lengths", LENGTHS, ids=str)
 def test_lengths(device, kernel, lengths, is_causal):
     """Tiles and rests; causality without a past starts at the top left, whatever the lengths."""
-    check(*inputs(*lengths), device=device, is_causal=is_causal)
+    check_onnx(*inputs(*lengths), device=device, is_causal=is_causal)
 
 
 @pytest.mark.full
@@ -60,21 +62,21 @@ def test_lengths(device, kernel, lengths, is_causal):
 def test_every_pair_of_types(device, reference_kernel, dtype, v_dtype):
     """Q, K and Y have one type, V another. With a past, test_onnx_outputs shares the programs."""
     types = {"dtype": dtype, "v_dtype": v_dtype}
-    check(*inputs(**types), None, *cache(**types), device=device)
+    check_onnx(*inputs(**types), None, *cache(**types), device=device)
 
 
 @looped_dtypes("types", [(float16, float16), (bfloat16, float32)])
 def test_pairs_of_types_with_the_kernel_that_clattn_chooses(device, types):
     dtype, v_dtype = types
-    check(*inputs(dtype=dtype, v_dtype=v_dtype), device=device)
-    check(*inputs(dtype=dtype, v_dtype=v_dtype, L=1, S=200), device=device)
+    check_onnx(*inputs(dtype=dtype, v_dtype=v_dtype), device=device)
+    check_onnx(*inputs(dtype=dtype, v_dtype=v_dtype, L=1, S=200), device=device)
 
 
 @looped_dtypes("dtype", MASK_TYPES)
 def test_masks_of_every_type(device, reference_kernel, dtype):
     """A bool mask says who attends; masks of the other 12 types are converted and added."""
-    check(*inputs(), mask_of(dtype, (HQ, L, S)), device=device)
-    check(*inputs(), mask_of(dtype, (B, 1, 1, S - 3)), device=device)  # short
+    check_onnx(*inputs(), mask_of(dtype, (HQ, L, S)), device=device)
+    check_onnx(*inputs(), mask_of(dtype, (B, 1, 1, S - 3)), device=device)  # short
 
 
 @looped_dtypes("types", [(float16, np.dtype(np.int8)), (float16, float64), (bfloat16, float16),
@@ -82,7 +84,7 @@ def test_masks_of_every_type(device, reference_kernel, dtype):
                          (float64, float64)])  # fmt: skip
 def test_masks_beside_other_types(device, reference_kernel, types):
     dtype, mask_dtype = types
-    check(*inputs(dtype=dtype), mask_of(np.dtype(mask_dtype), (L, S)), device=device)
+    check_onnx(*inputs(dtype=dtype), mask_of(np.dtype(mask_dtype), (L, S)), device=device)
 
 
 def test_masks_of_64_bits_are_not_cut_to_32(device, reference_kernel):
@@ -95,7 +97,7 @@ def test_masks_of_64_bits_are_not_cut_to_32(device, reference_kernel):
     for value, dtype in values:
         mask = np.zeros((L, S), dtype)
         mask[:, ::2] = value
-        check(0 * Q, K, V, mask, device=device)
+        check_onnx(0 * Q, K, V, mask, device=device)
 
 
 BROADCASTS = [  # with T for the last; it may be 1 in opset 23 alone
@@ -111,7 +113,7 @@ def test_every_broadcast_shape_of_every_rank(device, reference_kernel, dtype):
     """Opset 23 broadcasts as NumPy does, so the first of three dimensions is that of heads."""
     assert len(BROADCASTS) == 16 + 8 + 4 + 2
     for shape in BROADCASTS:
-        check(*inputs(), mask_of(np.dtype(dtype), shape), device=device, opset=23)
+        check_onnx(*inputs(), mask_of(np.dtype(dtype), shape), device=device, opset=23)
 
 
 @looped("opset", [24, 25])
@@ -120,10 +122,10 @@ def test_short_masks(device, kernel, dtype, opset):
     """From opset 24 on missing columns are -inf: one column is the mask of the first key."""
     for lead, last in itertools.product([(), (1,), (L,), (HQ, 1), (B, 1, L)], (0, 1, 16, S - 1)):
         mask = mask_of(np.dtype(dtype), (*lead, last))
-        got = check(*inputs(), mask, device=device, opset=opset)
+        got = check_onnx(*inputs(), mask, device=device, opset=opset)
         assert last or not got.Y.any()
         past = cache()
-        check(*inputs(), mask_of(np.dtype(dtype), (*lead, last + P)), *past, device=device)
+        check_onnx(*inputs(), mask_of(np.dtype(dtype), (*lead, last + P)), *past, device=device)
 
 
 @looped("opset", [23, 24, 25])
@@ -131,9 +133,9 @@ def test_every_opset_is_the_corrected_one(device, reference_kernel, opset):
     """Opset 23 too has softcap before the mask, mask with causality, and the past's offset."""
     mask = mask_of(float32, (HQ, L, S + P))
     options = {"is_causal": 1, "softcap": 0.7, "opset": opset}
-    got = check(*inputs(), mask, *cache(), device=device, **options)
+    got = check_onnx(*inputs(), mask, *cache(), device=device, **options)
     del options["opset"]
-    default = check(*inputs(), mask, *cache(), device=device, **options)
+    default = check_onnx(*inputs(), mask, *cache(), device=device, **options)
     assert default.Y.tobytes() == got.Y.tobytes()
 
 
@@ -143,10 +145,10 @@ def test_past(device, kernel, P, is_causal):
     """Causality is offset by P, also without new keys. Inputs of rank 3 have a past of rank 4."""
     for lengths in ((1, 1), (17, 33), (5, 0), (3, 200)):
         arrays = (*inputs(*lengths), None, *cache(P))
-        got = check(*arrays, device=device, is_causal=is_causal)
+        got = check_onnx(*arrays, device=device, is_causal=is_causal)
         assert got.present_key.shape == (B, HK, P + lengths[1], E)
         arrays, counts = flat(arrays)
-        check(*arrays, device=device, is_causal=is_causal, **counts)
+        check_onnx(*arrays, device=device, is_causal=is_causal, **counts)
 
 
 NONPAD = [(33, 20), (17, 33), (5, 16), (0, 33), (1, 0), (0, 0)]
@@ -158,7 +160,7 @@ def test_nonpad_kv_seqlen(device, kernel, lengths, is_causal):
     """Causality is offset by n - L in each batch; a negative offset leaves the first rows empty."""
     for rows, opset in ((17, 24), (1, 25), (40, 25)):
         arrays = (*inputs(rows), None, None, None, np.array(lengths))
-        got = check(*arrays, device=device, is_causal=is_causal, opset=opset)
+        got = check_onnx(*arrays, device=device, is_causal=is_causal, opset=opset)
         for b, length in enumerate(lengths):
             empty = max(0, rows - length) if is_causal else rows * (length == 0)
             assert not got.Y[b, :, :empty].any() and got.Y[b, :, empty:].all()
@@ -168,8 +170,8 @@ def test_long_caches(device, kernel):
     """The keys fill many blocks; every batch and every row needs another number of blocks."""
     for rows in (1, 33):
         args = (*inputs(rows, 1000), None, None, None, np.array([700, 97]))
-        check(*args, device=device)
-        check(*args, device=device, is_causal=1)
+        check_onnx(*args, device=device)
+        check_onnx(*args, device=device, is_causal=1)
 
 
 @looped("kind", ["bool", "float"])
@@ -179,10 +181,10 @@ def test_nonpad_kv_seqlen_and_masks(device, reference_kernel, kind):
     for shape in ((20,), (L, 21), (B, HQ, L, S), (HQ, 1, 30)):
         mask = mask_of(np.dtype(bool if kind == "bool" else np.float32), shape)
         for is_causal in (0, 1):
-            check(*inputs(), mask, None, None, lengths, device=device, is_causal=is_causal)
+            check_onnx(*inputs(), mask, None, None, lengths, device=device, is_causal=is_causal)
     late = np.arange(S) >= 7
     late = late if kind == "bool" else np.where(late, 0, -np.inf).astype(np.float32)
-    assert not check(*inputs(), late, None, None, lengths, device=device).Y[1].any()
+    assert not check_onnx(*inputs(), late, None, None, lengths, device=device).Y[1].any()
 
 
 WINDOWS = [(0, 0), (3, 0), (0, 3), (5, 7), (-1, 2), (2, -1), (-1, -1), (200, 200), (40, 0)]
@@ -195,17 +197,17 @@ def test_windows(device, reference_kernel, window, is_causal):
     options = {"left_window_size": window[0], "right_window_size": window[1]}
     options |= {"is_causal": is_causal, "device": device}
     for lengths in ((33, 33), (17, 50), (50, 17)):
-        check(*inputs(*lengths), **options)
-    check(*inputs(), None, *cache(), **options)
-    check(*inputs(), None, None, None, np.array([33, 9]), **options)
+        check_onnx(*inputs(*lengths), **options)
+    check_onnx(*inputs(), None, *cache(), **options)
+    check_onnx(*inputs(), None, None, None, np.array([33, 9]), **options)
 
 
 @looped("window", [(3, 0), (5, 7), (2, -1)], ids=str)
 def test_windows_with_the_kernel_that_clattn_chooses(device, window):
     options = {"left_window_size": window[0], "right_window_size": window[1]}
     for lengths in ((40, 40), (17, 200), (40, 13)):
-        check(*inputs(*lengths), device=device, **options)
-    check(*inputs(), None, *cache(), device=device, **options)
+        check_onnx(*inputs(*lengths), device=device, **options)
+    check_onnx(*inputs(), None, *cache(), device=device, **options)
 
 
 def test_window_bounds_near_the_end_of_64_bits(device, reference_kernel):
@@ -221,14 +223,14 @@ def test_window_bounds_near_the_end_of_64_bits(device, reference_kernel):
 @looped("scale", [None, 0.3, 0.0, 2, 5.0, 1e-30, np.float32(0.5)], ids=repr)
 def test_scale(device, scale):
     """Any finite number that has a square root."""
-    check(*inputs(), device=device, scale=scale)
+    check_onnx(*inputs(), device=device, scale=scale)
 
 
 @looped("softcap", [0, 0.5, 5.0, 50.0, np.float32(3)], ids=repr)
 def test_softcap(device, softcap):
     """The scaled score is capped, also where it is far beyond the cap."""
-    check(*inputs(), device=device, softcap=softcap)
-    check(*inputs(), device=device, softcap=softcap, scale=4.0)
+    check_onnx(*inputs(), device=device, softcap=softcap)
+    check_onnx(*inputs(), device=device, softcap=softcap, scale=4.0)
 
 
 @looped("precision", [1, 10, 11, 16])  # float32, float16, float64, bfloat16
@@ -237,14 +239,14 @@ def test_softmax_precision(device, reference_kernel, dtype, precision):
     """More precision than asked for is allowed: float32 at least, float64 for float64."""
     if precision == 11 and not device.float64:
         return
-    check(*inputs(dtype=dtype), device=device, softmax_precision=precision)
-    check(*inputs(1, 200, dtype=dtype), device=device, softmax_precision=precision)
+    check_onnx(*inputs(dtype=dtype), device=device, softmax_precision=precision)
+    check_onnx(*inputs(1, 200, dtype=dtype), device=device, softmax_precision=precision)
 
 
 def test_half_types_do_not_overflow_on_the_way(device, reference_kernel):
     """A product of 8 * 300 * 300 exceeds float16; after the scale it is small again."""
     Q, K, V = inputs(dtype=float16)
-    check(Q * 300, K * 300, V, device=device, scale=1e-5)
+    check_onnx(Q * 300, K * 300, V, device=device, scale=1e-5)
 
 
 EMPTIES = {  # L, S, heads, Ev, E, B
@@ -267,9 +269,9 @@ def test_empty_dimensions(device, reference_kernel, sizes, rank):
         arrays, options = (*inputs(*sizes), *past), {}
         if rank == 3:
             arrays, options = flat(arrays)
-        check(*arrays, device=device, **options)
+        check_onnx(*arrays, device=device, **options)
     lengths = np.full(B, S)
-    check(*inputs(*sizes), np.ones((L, S), bool), None, None, lengths, device=device)
+    check_onnx(*inputs(*sizes), np.ones((L, S), bool), None, None, lengths, device=device)
 
 
 layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
@@ -278,27 +280,29 @@ layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 @layouts
 def test_strides(device, kernel, layout):
     """Transposed, reversed, cut out of something larger: inputs and past, in either rank."""
-    check(*(layout(a) for a in inputs()), device=device)
-    check(*(layout(a) for a in inputs()), None, *(layout(a) for a in cache()), device=device)
+    check_onnx(*(layout(a) for a in inputs()), device=device)
+    check_onnx(*(layout(a) for a in inputs()), None, *(layout(a) for a in cache()), device=device)
     flat_inputs, counts = flat(inputs())
-    check(*(layout(a) for a in flat_inputs), device=device, **counts)
+    check_onnx(*(layout(a) for a in flat_inputs), device=device, **counts)
 
 
 @layouts
 def test_strides_of_masks(device, kernel, layout):
-    check(*inputs(), layout(mask_of(float32, (B, HQ, L, S))), device=device)
-    check(*inputs(), layout(mask_of(np.dtype(bool), (B, HQ, L, S))), device=device)
+    check_onnx(*inputs(), layout(mask_of(float32, (B, HQ, L, S))), device=device)
+    check_onnx(*inputs(), layout(mask_of(np.dtype(bool), (B, HQ, L, S))), device=device)
 
 
 def test_zero_strides(device, kernel):
     """broadcast_to: one head for all, one row for all."""
     Q, K, V = inputs()
-    check(Q, np.broadcast_to(K[:, :1], K.shape), np.broadcast_to(V[:1], V.shape), device=device)
-    check(np.broadcast_to(Q[:, :, :1], Q.shape), K, V, device=device)
+    check_onnx(
+        Q, np.broadcast_to(K[:, :1], K.shape), np.broadcast_to(V[:1], V.shape), device=device
+    )
+    check_onnx(np.broadcast_to(Q[:, :, :1], Q.shape), K, V, device=device)
     mask = np.broadcast_to(mask_of(float32, (S,)), (B, HQ, L, S))
-    check(Q, K, V, mask, device=device)
+    check_onnx(Q, K, V, mask, device=device)
     for lengths in (np.broadcast_to(np.int64(9), B), np.array([33, 0, 9])[::-2]):
-        check(Q, K, V, None, None, None, lengths, device=device)
+        check_onnx(Q, K, V, None, None, None, lengths, device=device)
 
 
 @looped("layout", ODD, ids=lambda f: f.__name__)
@@ -307,7 +311,7 @@ def test_odd_layouts(device, reference_kernel, layout):
     arguments = [*inputs(), mask_of(float32, (L, S + P)), *cache()]
     for n, argument in enumerate(arguments):
         changed = [layout(argument) if n == m else a for m, a in enumerate(arguments)]
-        check(*changed, device=device)
+        check_onnx(*changed, device=device)
 
 
 def test_arguments_by_position_and_by_name(device, reference_kernel):

@@ -9,8 +9,8 @@ import clattn
 import ml_dtypes
 import numpy as np
 import pytest
-from references.onnx import check
 from support.data import draw
+from support.onnx_calls import check_onnx
 from support.refusals import (
     FLOATS,
     NUMBERS,
@@ -206,7 +206,7 @@ ROWS = ARRAYS + THREE + MASKS + PASTS + NONPADS + ATTRIBUTES
 def test_wrong_arguments(device, reference_kernel, row):
     """The exception of the row; afterwards the correct call works."""
     refuse(clattn.onnx.attention, row, arrays())
-    check(*arrays().values(), device=device)
+    check_onnx(*arrays().values(), device=device)
 
 
 SAID = {
@@ -245,7 +245,7 @@ def test_the_nearest_right_call(device, reference_kernel, changed):
     names = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
     call = dict.fromkeys(names) | arrays() | changed
     args = [call.pop(name) for name in names]
-    check(*args, device=device, **call)
+    check_onnx(*args, device=device, **call)
 
 
 def test_too_many_or_too_few_arguments(device, reference_kernel):
@@ -256,7 +256,7 @@ def test_too_many_or_too_few_arguments(device, reference_kernel):
         clattn.onnx.attention(q, k, v, Q=q)
     with pytest.raises(TypeError):
         clattn.onnx.attention(q, k, v, None, None, None, None, 0)  # attributes have names only
-    check(q, k, v, device=device)
+    check_onnx(q, k, v, device=device)
 
 
 @pytest.mark.parametrize("name", ["no such device", "cpu:99", "\0", "x" * 5000],
@@ -281,7 +281,7 @@ def test_results_too_large_for_memory(device, reference_kernel, shapes):
     call = {name: np.broadcast_to(f32(1), shape) for name, shape in shapes.items()}
     with pytest.raises(MemoryError):
         clattn.onnx.attention(**call, return_qk=True, device=device)
-    check(*arrays().values(), device=device)
+    check_onnx(*arrays().values(), device=device)
 
 
 def refuse_all():

@@ -10,11 +10,11 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, eps, float16, float32, float64
-from references.onnx import check, softmax, tolerances
+from references.onnx import softmax, tolerances
 from support.checks import assert_close
 from support.data import draw
 from support.loops import looped
-from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
+from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, check_onnx, flat, inputs, mask_of
 
 pytestmark = [pytest.mark.tensors, pytest.mark.usefixtures("reference_kernel")]
 
@@ -28,7 +28,7 @@ MODES = looped("mode", range(4), ids="mode{}".format)
 
 def qk(*args, mode, **options):
     options |= {"qk_matmul_output_mode": mode, "return_qk": True}
-    return check(*args, **options).qk_matmul_output
+    return check_onnx(*args, **options).qk_matmul_output
 
 
 CORRECTED = {  # mask, whether there is a past, lengths, options
@@ -125,8 +125,8 @@ def test_scores_of_keys_beyond_the_length_are_there(device):
 def test_without_return_qk_there_is_none(device, kernel):
     """Plain and causal."""
     for options in ({}, {"is_causal": 1}):
-        assert check(*inputs(), device=device, **options).qk_matmul_output is None
-    check(*inputs(), qk_matmul_output_mode=3, return_qk=True, device=device)
+        assert check_onnx(*inputs(), device=device, **options).qk_matmul_output is None
+    check_onnx(*inputs(), qk_matmul_output_mode=3, return_qk=True, device=device)
 
 
 @looped("place", ["K", "V"])
@@ -175,13 +175,13 @@ def test_a_float64_softmax_of_float32(device):
 
 def test_the_answer_is_a_named_tuple(device):
     """Y, present_key, present_value, qk_matmul_output, in ONNX's order."""
-    got = check(*inputs(), None, *cache(), device=device, return_qk=True)
+    got = check_onnx(*inputs(), None, *cache(), device=device, return_qk=True)
     assert isinstance(got, tuple) and type(got).__name__ == "AttentionOutput"
     assert got._fields == ("Y", "present_key", "present_value", "qk_matmul_output")
     Y, present_key, present_value, scores = got
     assert Y is got.Y and present_key is got.present_key and scores is got.qk_matmul_output
     assert present_value is got.present_value
-    assert check(*inputs(), device=device)[1:] == (None, None, None)
+    assert check_onnx(*inputs(), device=device)[1:] == (None, None, None)
 
 
 @pytest.mark.full
@@ -214,10 +214,12 @@ def test_present_is_new_and_the_callers_own(device):
 def test_first_published_masks_then_caps(device):
     """A bias beyond the cap is cut, and a masked key keeps a weight of exp(-softcap)."""
     common = {"device": device, "softcap": 0.7, "opset": 24, "pre_errata": True}
-    check(*inputs(), FLOAT_MASK * 3, **common)
-    check(*inputs(), BOOL_MASK[:, :20], **common)  # padded with -inf, which becomes -0.7 as well
-    check(*inputs(), None, **common, is_causal=1)
-    got = check(*inputs(), np.zeros(S, bool), **common)  # every key alike
+    check_onnx(*inputs(), FLOAT_MASK * 3, **common)
+    check_onnx(
+        *inputs(), BOOL_MASK[:, :20], **common
+    )  # padded with -inf, which becomes -0.7 as well
+    check_onnx(*inputs(), None, **common, is_causal=1)
+    got = check_onnx(*inputs(), np.zeros(S, bool), **common)  # every key alike
     mean = inputs()[2].mean(axis=2, dtype=np.float64)[:, :, None]
     allowed = tolerances(*inputs(), np.zeros(S, bool), softcap=0.7, opset=24, pre_errata=True).Y
     assert_close(got.Y[:, ::2], np.broadcast_to(mean, (B, HK, L, E)), allowed.each[:, ::2])
@@ -229,8 +231,8 @@ def test_first_published_caps_what_lengths_mask(device):
     The text says no more than that it can be derived; onnx 1.19.1's implementation does this.
     """
     common = {"device": device, "opset": 24, "pre_errata": True}
-    check(*inputs(), None, None, None, LENGTHS, **common, softcap=0.7)
-    check(*inputs(), None, None, None, LENGTHS, **common)
+    check_onnx(*inputs(), None, None, None, LENGTHS, **common, softcap=0.7)
+    check_onnx(*inputs(), None, None, None, LENGTHS, **common)
 
 
 @looped("opset", [23, 24])
@@ -238,19 +240,19 @@ def test_first_published_causality_starts_at_the_top_left(device, kernel, opset)
     """With a past of any length the first query sees only the first key of the past."""
     common = {"device": device, "is_causal": 1, "opset": opset, "pre_errata": True}
     args = (*inputs(), None, *cache())
-    got = check(*args, **common)
+    got = check_onnx(*args, **common)
     first = args[5][:, :, 0]
     np.testing.assert_array_equal(got.Y[:, ::2, 0], first)
-    check(*inputs(40, 13), **common)
+    check_onnx(*inputs(40, 13), **common)
     if opset == 24:
-        check(*inputs(), None, None, None, np.array([7, 0]), **common)
+        check_onnx(*inputs(), None, None, None, np.array([7, 0]), **common)
 
 
 def test_first_published_composes_mask_and_causality_in_24(device):
     common = {"device": device, "is_causal": 1, "opset": 24, "pre_errata": True}
-    got = check(*inputs(), SEEN, **common)
+    got = check_onnx(*inputs(), SEEN, **common)
     assert not got.Y[:, :, ::4].any()  # without a softcap such rows are zero here too
-    check(*inputs(), FLOAT_MASK, *cache(), **common)
+    check_onnx(*inputs(), FLOAT_MASK, *cache(), **common)
 
 
 def test_first_published_is_the_corrected_one_where_they_do_not_differ(device):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
-from references.onnx import attention, check, tolerances
+from references.onnx import attention, tolerances
 from support.checks import assert_close
 from support.data import draw
 from support.loops import looped, looped_dtypes
-from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
+from support.onnx_calls import HK, HQ, B, E, cache, check_onnx, flat, inputs, mask_of
 from support.random_calls import bounded, examples, relay, shrink
 from support.variants import force
 
@@ -84,7 +84,7 @@ def check_poison(device, case, garbage, dtype=float32):
     assert_close(got.Y[:, :, 9], right.Y[:, :, 9], allowed.Y.each[:, :, 9])
     if not np.isfinite(garbage):
         bad[1], bad[4] = args[1], args[4]
-        check(*bad, **options, device=device)
+        check_onnx(*bad, **options, device=device)
 
 
 @looped("garbage", [np.nan, np.inf, 3e38], ids=str)
@@ -124,7 +124,7 @@ def test_rows_without_a_key_are_zero(device, kernel):
     mask = np.broadcast_to(seen, (L, S)).copy()
     mask[::3] = False
     for masked in (mask, np.where(mask, 0, -np.inf).astype(np.float32)):
-        got = check(Q, K, V, masked, device=device)
+        got = check_onnx(Q, K, V, masked, device=device)
         assert not got.Y[:, :, ::3].any() and np.isfinite(got.Y).all()
 
 
@@ -133,7 +133,7 @@ def test_nan_stays_where_it_is_attended(device, kernel):
     for name, place in (("Q", (0, 1, 5, 3)), ("K", (0, 0, 9, 2)), ("V", (1, 1, 9, 2))):
         arrays = dict(zip("QKV", inputs(), strict=True))
         arrays[name][place] = np.nan
-        got = check(*arrays.values(), device=device, is_causal=1).Y
+        got = check_onnx(*arrays.values(), device=device, is_causal=1).Y
         expected = {"Q": E, "K": 2 * (L - 9) * E, "V": 2 * (L - 9)}[name]
         assert np.isnan(got).sum() == expected
 
@@ -141,9 +141,9 @@ def test_nan_stays_where_it_is_attended(device, kernel):
 def test_nan_in_a_mask_stays_unless_its_key_is_excluded(device, reference_kernel):
     mask = draw((L, L))
     mask[np.triu_indices(L, 1)] = np.nan
-    assert np.isfinite(check(*inputs(L, L), mask, device=device, is_causal=1).Y).all()
+    assert np.isfinite(check_onnx(*inputs(L, L), mask, device=device, is_causal=1).Y).all()
     mask[5, 3] = np.nan
-    got = check(*inputs(L, L), mask, device=device, is_causal=1).Y
+    got = check_onnx(*inputs(L, L), mask, device=device, is_causal=1).Y
     assert np.isnan(got[:, :, 5]).all() and np.isnan(got).sum() == B * HQ * E
 
 
@@ -196,7 +196,7 @@ TOGETHER = [*CHEAP, (bool, 1, False, True), ("f4", 1, True, True)]
 @given(call=problems(CHEAP))
 def test_random_calls(device, call):
     args, options = call
-    check(*args, device=device, **options)
+    check_onnx(*args, device=device, **options)
 
 
 @bounded
@@ -205,7 +205,7 @@ def test_random_calls_of_the_reference_kernel(device, call):
     args, options = call
     with pytest.MonkeyPatch.context() as patch:
         force(patch, "reference")
-        check(*args, device=device, **options)
+        check_onnx(*args, device=device, **options)
 
 
 few = examples(15)
@@ -242,6 +242,6 @@ def test_a_row_of_finfo_min_is_the_mean(device, reference_kernel, dtype):
     lowest = np.finfo(compute_dtype(dtype)).min
     mask = np.zeros((L, S), compute_dtype(dtype))
     mask[3], mask[5, 10:], mask[7, :-1] = lowest, lowest, lowest
-    got = check(*inputs(dtype=dtype, heads=(2, 2)), mask, device=device)
+    got = check_onnx(*inputs(dtype=dtype, heads=(2, 2)), mask, device=device)
     mean = inputs(dtype=dtype, heads=(2, 2))[2].astype(np.float64).mean(axis=2)
     assert np.abs(got.Y[:, :, 3].astype(np.float64) - mean).max() < 2 * eps(dtype)

@@ -18,9 +18,9 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import float16, float32, max_error
-from references.onnx import attention, check_present, overflowed, tolerances
+from references.onnx import attention, overflowed, tolerances
 from support.checks import assert_close
-from support.onnx_calls import HQ, B, cache, flat, inputs, mask_of
+from support.onnx_calls import HQ, B, cache, check_present, flat, inputs, mask_of
 from support.onnx_model import run_model
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")

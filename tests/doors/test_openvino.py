@@ -11,7 +11,7 @@ from support.checks import assert_close
 from support.data import draw, qkv
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped, looped_dtypes
-from support.openvino_calls import arrays, call, check
+from support.openvino_calls import arrays, call, check_openvino
 
 pytestmark = pytest.mark.tensors
 
@@ -54,13 +54,13 @@ def test_the_oracle_by_hand():
 @looped_dtypes("dtype", DTYPES)
 def test_dtypes(device, dtype):
     tensors = qkv((2, 3), 17, 13, 8, dtype=dtype)
-    check(*tensors, device=device)
-    check(*tensors, device=device, causal=True)
+    check_openvino(*tensors, device=device)
+    check_openvino(*tensors, device=device, causal=True)
 
 
 @looped_dtypes("dtype", [float32, float16])
 def test_dtypes_with_the_chosen_kernel(device, dtype):
-    check(*qkv((2, 3), 17, 13, 8, dtype=dtype), device=device)
+    check_openvino(*qkv((2, 3), 17, 13, 8, dtype=dtype), device=device)
 
 
 SHAPES = [
@@ -77,14 +77,14 @@ SHAPES = [
 @looped("causal", [False, True], ids=["all", "causal"])
 @looped("shape", SHAPES, ids=str)
 def test_shapes(device, shape, causal):
-    check(*qkv((1, 2), *shape), device=device, causal=causal)
+    check_openvino(*qkv((1, 2), *shape), device=device, causal=causal)
 
 
 @looped("shape", [(1, 200), (17, 13), (33, 40), (40, 13)], ids=str)
 def test_causal_is_aligned_to_the_top_left(device, kernel, shape):
     L, S = shape
     q, k, v = qkv((1, 2), L, S, 8)
-    result = check(q, k, v, device=device, causal=True)
+    result = check_openvino(q, k, v, device=device, causal=True)
     np.testing.assert_array_equal(result[..., 0, :], v[..., 0, :])
 
 
@@ -119,19 +119,19 @@ LEADS = {  # of query, key, value
 @pytest.mark.usefixtures("reference_kernel")
 @looped("leads", LEADS.values(), ids=LEADS)
 def test_batch_dimensions(device, leads):
-    check(*arrays(leads), device=device)
+    check_openvino(*arrays(leads), device=device)
 
 
 @looped("name", ["4-D", "ranks differ", "the specification's third example",
                                   "4 and 6 in 12", "repeated in two dimensions"])  # fmt: skip
 def test_batch_dimensions_with_the_chosen_kernel(device, name):
-    check(*arrays(LEADS[name], L=17, S=13, Ev=8), device=device)
+    check_openvino(*arrays(LEADS[name], L=17, S=13, Ev=8), device=device)
 
 
 def test_repeating_is_that_of_tile(device):
     """Entry i of the result reads entry i modulo the size; the oracle's function is not used."""
     q, k, v = arrays(((4,), (6,), (12,)), Ev=8)
-    whole = check(q, k, v, device=device)
+    whole = check_openvino(q, k, v, device=device)
     allowed = 2 * oracle.tolerance(q, k, v)
     for i in range(12):
         one = call(q[i % 4 :][:1], k[i % 6 :][:1], v[i : i + 1], device=device)
@@ -150,7 +150,7 @@ def test_repeated_masks(device, kind):
     for lead in MASK_LEADS:
         shape = (*lead, 3, 5)
         mask = bool_mask(shape) if kind == "bool" else float_mask(shape)
-        check(q, k, v, mask, device=device)
+        check_openvino(q, k, v, mask, device=device)
 
 
 @looped("kind", ["bool", "float"])
@@ -158,7 +158,7 @@ def test_the_third_example_with_its_mask(device, kernel, kind):
     q, k, v = arrays(LEADS["the specification's third example"], L=17, S=13, Ev=8)
     shape = (1, 2, 1, 17, 13)
     mask = bool_mask(shape) if kind == "bool" else float_mask(shape)
-    assert check(q, k, v, mask, device=device).shape == (4, 6, 10, 17, 8)
+    assert check_openvino(q, k, v, mask, device=device).shape == (4, 6, 10, 17, 8)
 
 
 def broadcastable_shapes():
@@ -175,13 +175,13 @@ def test_mask_shapes(device, dtype):
     tensors = qkv((2, 3), *FULL[2:], 8, 5, np.float32 if is_bool else dtype)
     for shape in dict.fromkeys(broadcastable_shapes()):
         mask = bool_mask(shape) if is_bool else float_mask(shape, dtype)
-        check(*tensors, mask, device=device)
+        check_openvino(*tensors, mask, device=device)
 
 
 @pytest.mark.usefixtures("reference_kernel")
 @looped_dtypes("dtype", DTYPES)
 def test_bool_masks_with_every_dtype(device, dtype):
-    check(*qkv((2, 3), *FULL[2:], 8, dtype=dtype), bool_mask(FULL), device=device)
+    check_openvino(*qkv((2, 3), *FULL[2:], 8, dtype=dtype), bool_mask(FULL), device=device)
 
 
 @looped("kind", ["bool", "float", "keys"])
@@ -189,7 +189,7 @@ def test_masks_with_the_chosen_kernel(device, kind):
     mask = {"bool": bool_mask, "float": float_mask, "keys": bool_mask}[kind](
         (1, 200) if kind == "keys" else (2, 1, 33, 200)
     )
-    check(*qkv((2, 3), 33, 200, 8), mask, device=device)
+    check_openvino(*qkv((2, 3), 33, 200, 8), mask, device=device)
 
 
 IGNORED = {
@@ -217,7 +217,7 @@ IGNORED = {
 def test_causal_ignores_the_mask(device, mask):
     """With any mask the result has the bits of a call without one."""
     q, k, v = qkv((2, 3), 17, 13, 8)
-    right = check(q, k, v, device=device, causal=True)
+    right = check_openvino(q, k, v, device=device, causal=True)
     got = call(q, k, v, mask, device=device, causal=True)
     np.testing.assert_array_equal(got, right)
     got = call(q, k, v, attention_mask=mask, device=device, causal=True)
@@ -229,14 +229,14 @@ def test_causal_ignores_the_mask(device, mask):
 def test_a_scalar_zero_is_no_mask(device, dtype):
     """A 0-d array or a NumPy scalar of the tensors' type, of either sign; None too."""
     q, k, v = qkv((2, 3), 17, 13, 8, dtype=dtype)
-    right = check(q, k, v, device=device)
+    right = check_openvino(q, k, v, device=device)
     for zero in (np.zeros((), dtype), dtype.type(0), -np.zeros((), dtype), None):
         np.testing.assert_array_equal(call(q, k, v, zero, device=device), right)
 
 
 @looped("scale", [0.3, 0, -0.7, 2, 5.0, None], ids=repr)
 def test_scale_as_a_number(device, kernel, scale):
-    check(*qkv((2, 3), 17, 13, 8), device=device, scale=scale)
+    check_openvino(*qkv((2, 3), 17, 13, 8), device=device, scale=scale)
 
 
 @pytest.mark.usefixtures("reference_kernel")
@@ -247,9 +247,9 @@ def test_scale_as_an_array(device, dtype):
     number = dtype.type(0.3)
     forms = (np.array(number), np.array([number]), number, np.array([-number]), np.array(0, dtype))
     for scale in forms:
-        check(*tensors, device=device, scale=scale)
-        check(*tensors, bool_mask(FULL[2:]), device=device, scale=scale)
-        check(*tensors, device=device, scale=scale, causal=True)
+        check_openvino(*tensors, device=device, scale=scale)
+        check_openvino(*tensors, bool_mask(FULL[2:]), device=device, scale=scale)
+        check_openvino(*tensors, device=device, scale=scale, causal=True)
     same = call(*tensors, device=device, scale=float(number))
     np.testing.assert_array_equal(call(*tensors, device=device, scale=forms[0]), same)
     np.testing.assert_array_equal(call(*tensors, None, forms[1], device=device), same)
@@ -269,10 +269,10 @@ def test_empty_rows_are_zero(device, dtype):
     """clattn gives zeros where OpenVINO's runtime gives NaN."""
     q, k, v = qkv((2, 3), 17, 13, 8, dtype=dtype)
     for mask in (np.zeros((17, 13), bool), np.full((1, 13), -np.inf, dtype)):
-        assert not check(q, k, v, mask, device=device).any()
+        assert not check_openvino(q, k, v, mask, device=device).any()
     some = np.ones((2, 1, 17, 13), bool)
     some[1, 0, 4] = some[0, 0, 16] = False
-    result = check(q, k, v, some, device=device)
+    result = check_openvino(q, k, v, some, device=device)
     assert not result[1, :, 4].any() and result[1, :, 5].all()
 
 
@@ -295,10 +295,10 @@ def test_empty_dimensions(device, shape):
     """Results are empty, zeros without keys, or the mean of the values without a head size."""
     leads, L, S, E, Ev = shape
     q, k, v = arrays(leads, L, S, E, Ev)
-    check(q, k, v, device=device)
-    check(q, k, v, device=device, causal=True)
-    check(q, k, v, np.ones((L, S), bool), device=device)
-    check(q, k, v, np.zeros((L, S), np.float32), device=device, scale=0.5)
+    check_openvino(q, k, v, device=device)
+    check_openvino(q, k, v, device=device, causal=True)
+    check_openvino(q, k, v, np.ones((L, S), bool), device=device)
+    check_openvino(q, k, v, np.zeros((L, S), np.float32), device=device, scale=0.5)
 
 
 @looped("garbage", [np.nan, np.inf], ids=str)
@@ -320,24 +320,24 @@ def test_an_excluded_key_does_not_matter(device, kernel, kind, garbage):
 @looped("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
 def test_layouts(device, layout):
     q, k, v = (layout(a) for a in qkv((2, 3), 17, 13, 8))
-    check(q, k, v, device=device)
-    check(q, k, v, layout(float_mask(FULL)), device=device)
+    check_openvino(q, k, v, device=device)
+    check_openvino(q, k, v, layout(float_mask(FULL)), device=device)
     q, k, v = (layout(a) for a in arrays(((2, 2), (4, 6), (2, 3))))  # repeated as well
-    check(q, k, v, device=device)
+    check_openvino(q, k, v, device=device)
 
 
 def test_zero_strides_and_shared_memory(device):
     """One array three times, and heads that are one head's memory."""
     a = draw((2, 1, 13, 8))
-    check(a, a, a[..., ::-1, :], device=device)
+    check_openvino(a, a, a[..., ::-1, :], device=device)
     wide = np.broadcast_to(a, (2, 6, 13, 8))
-    check(wide, a, np.broadcast_to(a[:1], (2, 3, 13, 8)), device=device, causal=True)
+    check_openvino(wide, a, np.broadcast_to(a[:1], (2, 3, 13, 8)), device=device, causal=True)
 
 
 def test_arguments_by_position_and_by_name(device):
     q, k, v = qkv((2, 3), 17, 13, 8)
     mask = bool_mask((17, 13))
-    right = check(q, k, v, mask, device=device, scale=0.5)
+    right = check_openvino(q, k, v, mask, device=device, scale=0.5)
     np.testing.assert_array_equal(call(q, k, v, mask, 0.5, device=device), right)
     named = {"query": q, "key": k, "value": v, "attention_mask": mask, "scale": 0.5}
     np.testing.assert_array_equal(call(**named, device=device), right)
@@ -347,4 +347,4 @@ def test_arguments_by_position_and_by_name(device):
 def test_large_repeats_in_half_precision(device):
     """Both half types, sizes that do not divide one another, tiles and rests."""
     for dtype in (float16, bfloat16):
-        check(*arrays(((4, 1), (6, 2), (12, 1)), 33, 40, 8, 8, dtype), device=device)
+        check_openvino(*arrays(((4, 1), (6, 2), (12, 1)), 33, 40, 8, 8, dtype), device=device)

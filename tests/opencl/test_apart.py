@@ -20,7 +20,7 @@ CALL = """
 import warnings
 import clattn
 from clattn._host import apart
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv
 
 with warnings.catch_warnings(record=True) as told:
@@ -28,7 +28,7 @@ with warnings.catch_warnings(record=True) as told:
     (device,) = clattn._core.all_devices()
     if device.usable:
         apart.SECONDS = seconds
-        check(*qkv((1, 2), 20, 50, 64), device=device)
+        check_attention(*qkv((1, 2), 20, 50, 64), device=device)
 print(device.reason, *(w.message for w in told), sep="\\n")
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import DEVICES, NO_DEVICE
 from references.attention import attention, tolerance
-from support.checks import assert_close, check
+from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.faults import open_with
 from support.processes import index_of, run_python
@@ -125,16 +125,16 @@ def test_naming_by_part_of_a_name(device):
     text = unique_part(device)
     clattn.set_default_device(text)
     assert clattn.get_default_device() == device
-    check(*qkv((1, 2)), device=text)
+    check_attention(*qkv((1, 2)), device=text)
 
 
 def test_device_argument(device):
     """Device objects and names do as `device`, and leave the default as it is."""
     default = clattn.get_default_device()
     number = [d for d in clattn.devices() if d.type == device.type].index(device)
-    check(*qkv((1, 2)), device=device)
-    check(*qkv((1, 2)), device=f"{device.type}:{number}")
-    check(*qkv((1, 2)), device=None)
+    check_attention(*qkv((1, 2)), device=device)
+    check_attention(*qkv((1, 2)), device=f"{device.type}:{number}")
+    check_attention(*qkv((1, 2)), device=None)
     assert clattn.get_default_device() == default
 
 
@@ -143,7 +143,7 @@ def test_set_default_device(device):
     natural = clattn.get_default_device()
     clattn.set_default_device(device)
     assert clattn.get_default_device() == device
-    check(*qkv((1, 2)), device=None)
+    check_attention(*qkv((1, 2)), device=None)
     clattn.set_default_device(None)
     assert clattn.get_default_device() == natural
 
@@ -169,7 +169,7 @@ def test_use_device(device):
     for word in (device, unique_part(device)):
         with clattn.use_device(word):
             assert clattn.get_default_device() == device
-            check(*qkv((1, 2)), device=None)
+            check_attention(*qkv((1, 2)), device=None)
         assert clattn.get_default_device() == before
 
 
@@ -305,13 +305,14 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             faults_library,
             device,
             """
-            from support.checks import check
+            from support.checks import check_attention
             from support.data import qkv
             device = listed[index]
             assert device.type == "gpu"
             assert device.usable and device.nvidia_capability == 0
             for rows in 1, 40:
-                check(*qkv((1, 2), rows, 50, 16, dtype="f2"), device=device, return_lse=True)
+                check_attention(*qkv((1, 2), rows, 50, 16, dtype="f2"), device=device,
+                    return_lse=True)
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
@@ -331,14 +332,14 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
             device,
             f"""
             import numpy as np
-            from support.checks import check
+            from support.checks import check_attention
             from support.data import qkv
             arrays = qkv((1, 2), 1, 50, 16)
             options = dict(device=listed[index], attn_mask={mask}, return_lse=False)
             before = faults.faults_kernels()
-            check(*arrays, **options)
+            check_attention(*arrays, **options)
             first = faults.faults_kernels() - before
-            check(*arrays, **options)
+            check_attention(*arrays, **options)
             print(first, faults.faults_kernels() - before - first)
             """,
             FAULTS_GPU="1",
@@ -360,15 +361,15 @@ def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
         """
         import pytest
         from support.forced import FORCED
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         device = listed[index]
         arrays = qkv((1, 1), 20, 50, 64, dtype="f2")
         clattn._core.force("mma")
         with pytest.raises(ValueError, match='no matrix units.*"mma_emulated" emulates them'):
-            check(*arrays, device=device)
+            check_attention(*arrays, device=device)
         FORCED.words = ("mma_emulated", "")
-        check(*arrays, device=device, return_lse=False)
+        check_attention(*arrays, device=device, return_lse=False)
         """,
         FAULTS_GPU="1",
     )
@@ -387,18 +388,20 @@ def test_vectors_of_other_processors(faults_library, width):
         DEVICES[width // 4 % len(DEVICES)],
         f"""
         import numpy as np
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         device = listed[index]
         assert device.float_width == {width}
         for E, Ev in ((64, 64), (80, 80), (24, 128), (13, 29)):
             q, k, v = qkv((1, 2), 70, 150, E, Ev)
             apart = [np.stack([a, a], axis=3)[..., 0, :] for a in (k, v)]
-            check(q, k, v, device=device, return_lse=True)
-            check(q, *apart, device=device, return_lse=True, is_causal=True)
-            check(q, *apart, device=device, return_lse=True, attn_mask=q[0, 0] @ k[0, 0].T > 0)
-            check(*qkv((1, 2), 70, 150, E, Ev, dtype="f2"), device=device, return_lse=True)
-            check(*qkv((1, 2), 3, 150, E, Ev), device=device, return_lse=True)
+            check_attention(q, k, v, device=device, return_lse=True)
+            check_attention(q, *apart, device=device, return_lse=True, is_causal=True)
+            check_attention(q, *apart, device=device, return_lse=True,
+                attn_mask=q[0, 0] @ k[0, 0].T > 0)
+            check_attention(*qkv((1, 2), 70, 150, E, Ev, dtype="f2"), device=device,
+                return_lse=True)
+            check_attention(*qkv((1, 2), 3, 150, E, Ev), device=device, return_lse=True)
         """,
         FAULTS_WIDTH=width,
     )

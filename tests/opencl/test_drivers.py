@@ -298,13 +298,13 @@ def test_the_loader_of_pip_serves_where_the_system_has_none():
     said = run_python(
         """
         import os, clattn, clattn._host.drivers as drivers
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         wheel = os.fsencode(drivers._wheel_libraries())
         discover = drivers.discover
         drivers.discover = lambda: (discover()[0], (b"libno-such-loader.so.1",
                                     wheel + b"/libOpenCL.so.1"), *discover()[2:])
-        check(*qkv(), device=clattn.devices()[0])
+        check_attention(*qkv(), device=clattn.devices()[0])
         print(clattn.devices()[0].platform)
         """,
         env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
@@ -369,11 +369,11 @@ def test_a_loader_that_is_open_is_used_under_any_name(tmp_path, name, chosen):
         import ctypes, os, sys
         ctypes.CDLL(sys.argv[1])
         import clattn, clattn._host.drivers as drivers
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         assert clattn._core.loader() is None
         assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])]
-        check(*qkv(), device=clattn.devices()[0])
+        check_attention(*qkv(), device=clattn.devices()[0])
         assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])] == [clattn._core.loader()]
         """,
         tmp_path / "link.so",

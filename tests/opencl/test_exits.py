@@ -60,12 +60,13 @@ atexit.register(lambda: print((call(small) == 1).all()))
     code = """
 import atexit, sys
 import numpy as np
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv
 
 def first():
     import clattn
-    check(*qkv((1, 2), 17, 33, 8), device=clattn.devices()[int(sys.argv[1])], is_causal=True)
+    check_attention(*qkv((1, 2), 17, 33, 8), device=clattn.devices()[int(sys.argv[1])],
+        is_causal=True)
 
 atexit.register(first)
 """

@@ -26,7 +26,7 @@ def test_long_causal_sequences_need_no_square_matrix(device):
         """
         sdpa(*qkv((1, 1), 2048, 16384, 64), device=device, is_causal=True)
         q, k, v = qkv((1, 1), 16384, 16384, 64)
-        out, rise = peak_of(lambda: sdpa(q, k, v, device=device, is_causal=True))
+        out, rise = measure_memory(lambda: sdpa(q, k, v, device=device, is_causal=True))
         grown = rise - out.nbytes
         assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB"
         rows = np.r_[0:3, 8190:8193, 16380:16384]
@@ -46,7 +46,7 @@ def test_a_broadcast_batch_is_not_copied_out(device):
         """
         sdpa(*qkv((1, 1), 16, 2048, 64), device=device)
         q, (k, v) = draw((64, 1, 16, 64)), (draw((1, 1, 8192, 64)) for _ in range(2))
-        out, rise = peak_of(lambda: sdpa(q, k, v, device=device))
+        out, rise = measure_memory(lambda: sdpa(q, k, v, device=device))
         assert rise - out.nbytes < 64 * MIB, f"{rise / MIB:.0f} MiB"
         """,
     )
@@ -78,7 +78,7 @@ def test_repeated_calls_keep_nothing(device, kind):
 
         def measure():
             gc.collect()
-            return status_field("VmRSS"), len(os.listdir("/proc/self/fd"))
+            return memory_field("VmRSS"), len(os.listdir("/proc/self/fd"))
 
         for _ in range(10):
             several()
@@ -104,9 +104,9 @@ def test_distinct_shapes_keep_nothing(device):
                 sdpa(*(np.ones((1, 2, n, 64), np.float32) for n in (1, length, length)),
                      device=device)
         grow(1, 200)
-        start = status_field("VmRSS")
+        start = memory_field("VmRSS")
         grow(200, 1000)
-        end = status_field("VmRSS")
+        end = memory_field("VmRSS")
         assert end - start < 16 * MIB, f"{(end - start) / MIB:.1f} MiB"
         """,
     )
@@ -148,31 +148,32 @@ def test_memory_modes(device, mode):
         """
         import sys, clattn, numpy as np
         import support.layouts as layouts
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import draw, qkv, sdpa
         q, k, v = qkv((2, 3), 17, 33, 8)
         try:
             devices = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
             device = devices[0] if devices else sys.exit("refused")
-            check(q, k, v, device=device)
+            check_attention(q, k, v, device=device)
         except (ValueError, clattn.DeviceError) as error:
             assert sys.argv[3] in str(error), error
             sys.exit("refused")
         for dtype in ("float32", "float16", "float64"):
             arrays = qkv((2, 3), 17, 33, 8, dtype=dtype)
-            check(*arrays, device=device, is_causal=True)
-            check(*arrays, device=device, attn_mask=draw((17, 33)) > 0, window=(5, 5))
+            check_attention(*arrays, device=device, is_causal=True)
+            check_attention(*arrays, device=device, attn_mask=draw((17, 33)) > 0, window=(5, 5))
         for layout in layouts.LAYOUTS:
             arrays = [layout(a) for a in (q, k, v)]
-            check(*arrays, device=device, attn_mask=draw((3, 1, 33)))
+            check_attention(*arrays, device=device, attn_mask=draw((3, 1, 33)))
             if layout is not layouts.read_only:
-                check(*arrays, device=device, out=layout(np.empty((2, 3, 17, 8), np.float32)))
-        check(*(np.broadcast_to(a[:1], a.shape) for a in (q, k, v)), device=device)
-        check(*qkv((2, 3), 5, 0, 8), device=device)
-        check(*qkv((1, 2), 97, 1000, 64), device=device)
+                check_attention(*arrays, device=device,
+                    out=layout(np.empty((2, 3, 17, 8), np.float32)))
+        check_attention(*(np.broadcast_to(a[:1], a.shape) for a in (q, k, v)), device=device)
+        check_attention(*qkv((2, 3), 5, 0, 8), device=device)
+        check_attention(*qkv((1, 2), 97, 1000, 64), device=device)
         sdpa(q, k, v, device=device, out=q)
         for _ in range(100):
-            check(k, k, v, device=device)
+            check_attention(k, k, v, device=device)
         """,
         device.platform,
         device.name,
@@ -226,12 +227,13 @@ def test_offsets_beyond_32_bits(device, shape):
     sdpa(q, k, v, device=device)
 
     def calls():
-        check(q, spread(k), spread(v), device=device)
-        check(spread(q), spread(k[::-1])[::-1], v, device=device, out=spread(np.zeros_like(q)))
+        check_attention(q, spread(k), spread(v), device=device)
+        check_attention(spread(q), spread(k[::-1])[::-1], v, device=device,
+            out=spread(np.zeros_like(q)))
 
     in_place = device.memory_mode == "svm" or device.max_allocation > 4 * far
     if len(q.shape) == 3 or in_place:
-        _, rise = peak_of(calls)
+        _, rise = measure_memory(calls)
         assert rise < 200 * MIB, f"{{rise / MIB:.0f}} MiB"
     else:
         with pytest.raises(MemoryError, match=str(device.max_allocation)):
@@ -266,7 +268,7 @@ def test_keys_of_more_than_two_thousand_million_elements(device):
         raise AssertionError("one buffer held more than the device allows")
     for place in 3, S // 2, S - 1:
         k[place], v[place] = 1, np.arange(64) / 64
-        result, rise = peak_of(call)
+        result, rise = measure_memory(call)
         assert (result == v[place]).all(), place
         assert rise < 200 * MIB, f"{rise / MIB:.0f} MiB"
         k[place] = v[place] = 0
@@ -282,7 +284,7 @@ def test_a_matrix_of_more_than_two_thousand_million_elements(device):
         """
     a = np.zeros((48, 1 << 26), np.uint8)
     assert a.size > 2**31
-    result, rise = peak_of(lambda: clattn.diagonal_matrix(a, 7, 3, 4, out=a, device=device))
+    result, rise = measure_memory(lambda: clattn.diagonal_matrix(a, 7, 3, 4, out=a, device=device))
     assert result is a
     rows = np.arange(48)
     assert (a[rows, rows + 3] == 7).all()
@@ -303,7 +305,7 @@ def test_two_thousand_million_elements(device):
     q = np.zeros((1, 2**25 + 64, 64), "float16")
     q[:, -64:] = few
     result = sdpa(q, few, few, device=device)
-    right = check(few, few, few, device=device)
+    right = check_attention(few, few, few, device=device)
     np.testing.assert_allclose(result[:, -64:].astype("f4"), right.astype("f4"), atol=2e-3)
     mean = few.astype("f8").mean(axis=1)
     np.testing.assert_allclose(result[:, :-64:2**20].astype("f8") - mean, 0, atol=2e-3)
@@ -326,10 +328,10 @@ def test_queries_too_far_apart_for_one_buffer(device):
         SPREAD
         + """
     q, k, v = (draw((3, 8), "float16", n) for n in range(3))
-    check(spread(q), k, v, device=device, is_causal=True)
-    check(spread(q), k, v, device=device, is_causal="lower_right", window=(1, None))
+    check_attention(spread(q), k, v, device=device, is_causal=True)
+    check_attention(spread(q), k, v, device=device, is_causal="lower_right", window=(1, None))
     mask = spread(draw((3, 3), "float16"))
-    check(q, k, v, device=device, attn_mask=mask, window=(1, 0))
+    check_attention(q, k, v, device=device, attn_mask=mask, window=(1, 0))
     """,
     )
 

@@ -14,37 +14,40 @@ from support.variants import SMALL_TILE, forced
 CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
 
 CASES = {
-    "plain": "check(*qkv((1, 2), 5, 7, 8), device=device)",
-    "one": "check(*qkv((1, 1), 1, 1, 1), device=device)",
-    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 5), device=device)",
+    "plain": "check_attention(*qkv((1, 2), 5, 7, 8), device=device)",
+    "one": "check_attention(*qkv((1, 1), 1, 1, 1), device=device)",
+    "sizes differ": "check_attention(*qkv((1, 1), 3, 5, 3, 5), device=device)",
     "causal": "check_lse(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
     "window": "check_lse(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
     "bool mask": "check_lse(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((5, 7)) > 0)",
     "float mask": "check_lse(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((2, 1, 7)))",
-    "empty rows": "check(*qkv((1, 1), 5, 7, 8), device=device, attn_mask=np.zeros(7, bool))",
+    "empty rows": "check_attention(*qkv((1, 1), 5, 7, 8), device=device, "
+    "attn_mask=np.zeros(7, bool))",
     "groups": "check_lse(draw((4, 5, 8)), *qkv((2,), 5, 7, 8)[1:], device=device, enable_gqa=True)",
     "half": "check_lse(*qkv((1, 1), 5, 7, 8, dtype=np.float16), device=device)",
     "bfloat16": "check_lse(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
     "strides": "check_lse(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
-    "no keys": "check(*qkv((1, 1), 5, 0, 8), device=device)",
+    "no keys": "check_attention(*qkv((1, 1), 5, 0, 8), device=device)",
     "dropout": "check_dropout(*qkv((1, 2), 5, 7, 8), device=device)",
-    "past": "onnx(*qkv((1, 2), 3, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
-    "past, group": "onnx(draw((1, 4, 3, 8)), *(2 * [draw((1, 2, 5, 8))]), draw((3, 9)) > 0, "
+    "past": "check_onnx(*qkv((1, 2), 3, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
+    "past, group": "check_onnx(draw((1, 4, 3, 8)), *(2 * [draw((1, 2, 5, 8))]), draw((3, 9)) > 0, "
     "*(2 * [draw((1, 2, 4, 8))]), device=device, is_causal=1)",
-    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
-    "lengths": "onnx(*qkv((2, 1), 3, 20, 8), None, None, None, np.array([4, 20]), device=device, "
-    "is_causal=1)",
-    "weights": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)), device=device, return_qk=True, "
+    "no rows, past": "check_onnx(*qkv((1, 2), 0, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], "
+    "device=device)",
+    "lengths": "check_onnx(*qkv((2, 1), 3, 20, 8), None, None, None, np.array([4, 20]), "
+    "device=device, is_causal=1)",
+    "weights": "check_onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)), device=device, return_qk=True, "
     "qk_matmul_output_mode=3)",
-    "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "scores": "check_onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=2)",
     "biases": "check_directml(dict(query=draw((1, 3, 16)), key=draw((1, 3, 16)), "
     "value=draw((1, 3, 16)), bias=draw((48,)), relative_position_bias=draw((1, 2, 3, 8)), "
     "past_key=draw((1, 2, 5, 8)), past_value=draw((1, 2, 5, 8)), head_count=2, scale=0.3, "
     "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
-    "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
-    "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
-    "sinks, offsets": "check(*qkv((2, 2), 5, 7, 8), device=device, sinks=draw((2,)), "
+    "integers": "check_onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
+    "value type": "check_onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), "
+    "device=device)",
+    "sinks, offsets": "check_attention(*qkv((2, 2), 5, 7, 8), device=device, sinks=draw((2,)), "
     "is_causal=True, query_offset=[-2, 1], return_weights=True)",
 }
 DIAGONAL = {
@@ -59,10 +62,10 @@ DIAGONAL = {
     "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
 }
 REFERENCE_ONLY = {
-    "softcap last": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, softcap=2.0, "
-    "opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
-    "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
-    "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
+    "softcap last": "check_onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, "
+    "softcap=2.0, opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
+    "softcap": "check_attention(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
+    "double": "check_attention(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
     "gradients": "check_backward(draw((1, 2, 5, 9)), *qkv((1, 2), 5, 7, 8, 9), device=device, "
     "attn_mask=draw((7,)), sinks=draw((2,)), grad_lse=draw((1, 2, 5)), is_causal=True, "
     "softcap=2.0, dropout_p=0.3, seed=1)",
@@ -78,19 +81,20 @@ MODS = {
     "empty tables": "check_outside((0, 0), 0, 0, 0, device=device, L=3, S=33)",
 }
 
-TILES = {"tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)"}
+TILES = {"tile and a rest": "check_attention(*qkv((1, 1), 33, 35, 8), device=device)"}
 
-# `check` runs a case twice, with the log-sum-exp and without it, unless the case has `return_lse`.
+# `check_attention` runs a case twice, with the log-sum-exp and without it, unless the case has
+# `return_lse`.
 # `check_lse` runs it with the log-sum-exp. Oclgrind is slow, so most cases of a kernel run once,
 # and the others show both ways.
 
 DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
-    "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
-    "sizes differ": "check(*qkv((1, 1), 1, 33, 16, 33), device=device)",
-    "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, return_lse=True, "
-    "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
+    "rows": "check_attention(*qkv((1, 2), 5, 19, 17), device=device)",
+    "sizes differ": "check_attention(*qkv((1, 1), 1, 33, 16, 33), device=device)",
+    "parts, float mask": "check_attention(*qkv((1, 1), 2, 129, 512), device=device, "
+    "return_lse=True, attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, return_lse=True, attn_mask=np.arange(129) % 100 == 3)",
+    "check_attention(q, k, v, device=device, return_lse=True, attn_mask=np.arange(129) % 100 == 3)",
     "group": "check_lse(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, "
     "enable_gqa=True)",
     "causal": "check_lse(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
@@ -99,91 +103,99 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "attn_mask=draw((2, 3, 19)) > 0)",
     "columns apart": "check_lse(*qkv((1, 2), 3, 19, 16), device=device, "
     "attn_mask=draw((3, 38))[:, ::2])",
-    "empty rows": "check(*qkv((1, 1), 3, 19, 16), device=device, attn_mask=np.zeros(19, bool))",
+    "empty rows": "check_attention(*qkv((1, 1), 3, 19, 16), device=device, "
+    "attn_mask=np.zeros(19, bool))",
     "half": "check_lse(*qkv((1, 1), 1, 19, 17, dtype=np.float16), device=device)",
     "bfloat16": "check_lse(*qkv((1, 1), 1, 19, 17, dtype=ml_dtypes.bfloat16), device=device)",
     "rows apart": "check_lse(*(a[..., ::-2, :] for a in qkv((1, 1), 5, 21, 16)), device=device)",
-    "out": "check(*qkv((1, 1), 3, 19, 16), device=device, out=draw((1, 1, 16, 3)).swapaxes(2, 3))",
-    "no keys": "check(*qkv((1, 1), 3, 0, 16), device=device)",
-    "past": "onnx(*qkv((1, 2), 3, 5, 17), None, *qkv((1, 2), 3, 19, 17)[1:], device=device)",
-    "past, group": "onnx(draw((1, 4, 1, 16)), *(2 * [draw((1, 2, 5, 16))]), draw((1, 9)) > 0, "
-    "*(2 * [draw((1, 2, 18, 16))]), device=device, is_causal=1)",
-    "past, parts": "onnx(*qkv((1, 1), 1, 1, 512), None, *qkv((1, 1), 1, 131, 512)[1:], "
+    "out": "check_attention(*qkv((1, 1), 3, 19, 16), device=device, "
+    "out=draw((1, 1, 16, 3)).swapaxes(2, 3))",
+    "no keys": "check_attention(*qkv((1, 1), 3, 0, 16), device=device)",
+    "past": "check_onnx(*qkv((1, 2), 3, 5, 17), None, *qkv((1, 2), 3, 19, 17)[1:], device=device)",
+    "past, group": "check_onnx(draw((1, 4, 1, 16)), *(2 * [draw((1, 2, 5, 16))]), "
+    "draw((1, 9)) > 0, *(2 * [draw((1, 2, 18, 16))]), device=device, is_causal=1)",
+    "past, parts": "check_onnx(*qkv((1, 1), 1, 1, 512), None, *qkv((1, 1), 1, 131, 512)[1:], "
     "device=device, left_window_size=128)",
-    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 16), None, *qkv((1, 2), 3, 6, 16)[1:], "
+    "no rows, past": "check_onnx(*qkv((1, 2), 0, 5, 16), None, *qkv((1, 2), 3, 6, 16)[1:], "
     "device=device)",
-    "lengths": "onnx(*qkv((2, 1), 3, 20, 16), None, None, None, np.array([4, 20]), device=device, "
-    "is_causal=1)",
+    "lengths": "check_onnx(*qkv((2, 1), 3, 20, 16), None, None, None, np.array([4, 20]), "
+    "device=device, is_causal=1)",
     "bias and mask": "check_directml(dict(query=draw((1, 3, 32)), key=draw((1, 3, 32)), "
     "value=draw((1, 3, 32)), relative_position_bias=draw((1, 2, 3, 8)), "
     "past_key=draw((1, 2, 5, 16)), past_value=draw((1, 2, 5, 16)), head_count=2, scale=0.3, "
     "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
-    "value type": "onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
+    "value type": "check_onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
     "device=device)",
-    "sinks, offsets": "check(*qkv((2, 2), 3, 19, 16), device=device, sinks=draw((2,)), "
+    "sinks, offsets": "check_attention(*qkv((2, 2), 3, 19, 16), device=device, sinks=draw((2,)), "
     "is_causal=True, query_offset=[-2, 9])",
-    "sinks, parts": "check(*qkv((1, 1), 1, 129, 512), device=device, sinks=draw((1,)), "
+    "sinks, parts": "check_attention(*qkv((1, 1), 1, 129, 512), device=device, sinks=draw((1,)), "
     "return_lse=True)",
 }
 
 MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
     "fewer keys at a time": "tune_all(device, 'float16', 'mma', dict(MT=1, BN=32, STRIP=16))",
-    "rows": "check(*qkv((1, 1), 3, 40, 64, dtype=np.float16), device=device, return_lse=True)",
-    "strides, causal, sinks, offsets": "check(*(a[..., ::-2] for a in qkv((2, 1), 3, 19, 16, "
-    "dtype=np.float16)), device=device, return_lse=True, is_causal=True, sinks=draw((1,)), "
+    "rows": "check_attention(*qkv((1, 1), 3, 40, 64, dtype=np.float16), device=device, "
+    "return_lse=True)",
+    "strides, causal, sinks, offsets": "check_attention(*(a[..., ::-2] for a in qkv((2, 1), 3, 19, "
+    "16, dtype=np.float16)), device=device, return_lse=True, is_causal=True, sinks=draw((1,)), "
     "query_offset=[-2, 9])",
 }
 
 DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 bytes of each key
-    "group": "check(draw((3, 2, 64), np.float16), *qkv((1,), 1, 70, 64, dtype=np.float16)[1:], "
+    "group": "check_attention(draw((3, 2, 64), np.float16), "
+    "*qkv((1,), 1, 70, 64, dtype=np.float16)[1:], "
     "device=device, enable_gqa=True, return_lse=True, is_causal='lower_right')",
     "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 8, dtype=np.float16); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
-    "sinks, offsets": "check(*qkv((2, 1), 2, 19, 8, dtype=np.float16), device=device, "
+    "check_attention(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
+    "sinks, offsets": "check_attention(*qkv((2, 1), 2, 19, 8, dtype=np.float16), device=device, "
     "return_lse=True, sinks=draw((1,)), is_causal=True, query_offset=[-1, 9])",
 }
 
 DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
-    "rows": "check(*qkv((1, 1), 3, 70, 8, 17), device=device, return_lse=True)",
+    "rows": "check_attention(*qkv((1, 1), 3, 70, 8, 17), device=device, return_lse=True)",
     "parts, no number, sinks, offset": "q, k, v = qkv((1, 1), 1, 33, 512); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, return_lse=True, attn_mask=np.arange(33) % 16 == 3, "
+    "check_attention(q, k, v, device=device, return_lse=True, attn_mask=np.arange(33) % 16 == 3, "
     "sinks=draw((1,)), is_causal=True, query_offset=[30])",
-    "group, mask, sinks": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
+    "group, mask, sinks": "check_attention(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], "
+    "device=device, "
     "return_lse=True, enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0, sinks=draw((2,)))",
-    "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
+    "half, columns apart": "check_attention(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
     "dtype=np.float16)), device=device, return_lse=True)",
-    "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
+    "past": "check_onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
 }
 
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
-    "rows and blocks": "check(*qkv((1, 1), 17, 33, 4), device=device, return_lse=True)",
-    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
-    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device, return_lse=True)",
-    "causal": "check(*qkv((1, 1), 17, 34, 4), device=device, return_lse=True, "
+    "rows and blocks": "check_attention(*qkv((1, 1), 17, 33, 4), device=device, return_lse=True)",
+    "sizes differ": "check_attention(*qkv((1, 1), 3, 5, 3, 13), device=device)",
+    "parts of a head": "check_attention(*qkv((1, 1), 2, 3, 72, 9), device=device, return_lse=True)",
+    "causal": "check_attention(*qkv((1, 1), 17, 34, 4), device=device, return_lse=True, "
     "is_causal='lower_right')",
-    "window": "check(*qkv((1, 1), 17, 70, 4), device=device, return_lse=True, window=(2, 1))",
-    "bool mask": "check(*qkv((1, 1), 3, 98, 4), device=device, return_lse=True, "
+    "window": "check_attention(*qkv((1, 1), 17, 70, 4), device=device, return_lse=True, "
+    "window=(2, 1))",
+    "bool mask": "check_attention(*qkv((1, 1), 3, 98, 4), device=device, return_lse=True, "
     "attn_mask=np.arange(98) % 96 > 64)",
-    "float mask": "check(*qkv((1, 2), 5, 7, 4), device=device, return_lse=True, "
+    "float mask": "check_attention(*qkv((1, 2), 5, 7, 4), device=device, return_lse=True, "
     "attn_mask=draw((2, 1, 7)))",
-    "empty rows": "check(*qkv((1, 1), 5, 7, 4), device=device, attn_mask=np.zeros(7, bool))",
+    "empty rows": "check_attention(*qkv((1, 1), 5, 7, 4), device=device, "
+    "attn_mask=np.zeros(7, bool))",
     "no number": "q, k, v = qkv((1, 1), 5, 34, 4); v[..., 3, 1] = np.nan; "
-    "check(q, k, v, device=device, return_lse=True, is_causal=True)",
-    "half": "check(*qkv((1, 1), 5, 7, 4, dtype=np.float16), device=device, return_lse=True)",
-    "bfloat16": "check(*qkv((1, 1), 5, 7, 4, dtype=ml_dtypes.bfloat16), device=device, "
+    "check_attention(q, k, v, device=device, return_lse=True, is_causal=True)",
+    "half": "check_attention(*qkv((1, 1), 5, 7, 4, dtype=np.float16), device=device, "
     "return_lse=True)",
-    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 4)), device=device, "
+    "bfloat16": "check_attention(*qkv((1, 1), 5, 7, 4, dtype=ml_dtypes.bfloat16), device=device, "
+    "return_lse=True)",
+    "strides": "check_attention(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 4)), device=device, "
     "return_lse=True)",
     "dropout": "check_dropout(*qkv((1, 1), 5, 7, 4), device=device)",
-    "past, weights": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 11)), "
+    "past, weights": "check_onnx(*qkv((1, 1), 3, 5, 8), draw((3, 11)), "
     "*qkv((1, 1), 3, 6, 8)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
-    "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "scores": "check_onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=2)",
     "lengths": CASES["lengths"],
-    "products": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
-    "qk_matmul_output_mode=0)",
+    "products": "check_onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, "
+    "return_qk=True, qk_matmul_output_mode=0)",
     "biases": CASES["biases"],
-    "sinks, offsets": "check(*qkv((2, 2), 5, 7, 8), device=device, return_lse=True, "
+    "sinks, offsets": "check_attention(*qkv((2, 2), 5, 7, 8), device=device, return_lse=True, "
     "sinks=draw((2,)), is_causal=True, query_offset=[-2, 1], return_weights=True)",
 }
 
@@ -192,15 +204,15 @@ import sys
 from functools import partial
 import clattn, ml_dtypes, numpy as np
 from support.forced import FORCED
-from support.checks import check, check_band
+from support.checks import check_attention, check_band
 from support.data import draw, qkv
-from references.onnx import check as onnx
-from support.directml_calls import check as check_directml
-from support.dropout_calls import check as check_dropout
+from support.onnx_calls import check_onnx
+from support.directml_calls import check_directml
+from support.dropout_calls import check_dropout
 from support.gradients import check_backward
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
-check_lse = partial(check, return_lse=True)
+check_lse = partial(check_attention, return_lse=True)
 devices = clattn.devices()
 assert [d.platform for d in devices] == ["Oclgrind"], devices
 device = devices[0]
@@ -326,44 +338,46 @@ def test_default_settings(oclgrind):
 
 # Every option, for small shapes that each variant takes; `dtype` is the variant's.
 OPTIONS = {
-    "plain": "check(*small(), device=device)",
-    "log-sum-exp": "check(*small(), device=device, return_lse=True)",
-    "sizes differ": "check(*qkv((1, 1), 2, 19, 16, 24, dtype=dtype), device=device)",
-    "half": "check(*qkv((1, 1), 2, 9, 16, dtype=np.float16), device=device)",
-    "bfloat16": "check(*qkv((1, 1), 2, 9, 16, dtype=ml_dtypes.bfloat16), device=device)",
-    "double": "check(*qkv((1, 1), 2, 9, 16, dtype=np.float64), device=device)",
-    "value type": "onnx(*qkv((1, 1), 2, 9, 16)[:2], draw((1, 1, 9, 16), np.float16), "
+    "plain": "check_attention(*small(), device=device)",
+    "log-sum-exp": "check_attention(*small(), device=device, return_lse=True)",
+    "sizes differ": "check_attention(*qkv((1, 1), 2, 19, 16, 24, dtype=dtype), device=device)",
+    "half": "check_attention(*qkv((1, 1), 2, 9, 16, dtype=np.float16), device=device)",
+    "bfloat16": "check_attention(*qkv((1, 1), 2, 9, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "double": "check_attention(*qkv((1, 1), 2, 9, 16, dtype=np.float64), device=device)",
+    "value type": "check_onnx(*qkv((1, 1), 2, 9, 16)[:2], draw((1, 1, 9, 16), np.float16), "
     "device=device)",
-    "strides": "check(*(a[..., ::-2, :] for a in qkv((1, 1), 4, 38, 16, dtype=dtype)), "
+    "strides": "check_attention(*(a[..., ::-2, :] for a in qkv((1, 1), 4, 38, 16, dtype=dtype)), "
     "device=device)",
-    "columns apart": "check(*(a[..., ::-1] for a in small()), device=device)",
-    "out": "check(*small(), device=device, out=draw((1, 1, 16, 2), dtype).swapaxes(2, 3))",
-    "no keys": "check(*qkv((1, 1), 2, 0, 16, dtype=dtype), device=device)",
-    "groups": "check(draw((1, 4, 2, 16), dtype), *qkv((1, 2), 2, 19, 16, dtype=dtype)[1:], "
-    "device=device, enable_gqa=True)",
-    "causal": "check(*small(), device=device, is_causal='lower_right')",
-    "upper left": "check(*small(), device=device, is_causal=True)",
-    "window": "check(*small(), device=device, window=(2, 1))",
-    "bool mask": "check(*small(), device=device, attn_mask=draw((2, 19)) > 0)",
-    "float mask": "check(*small(), device=device, attn_mask=draw((2, 19), dtype))",
-    "mask of a row": "check(*small(), device=device, attn_mask=draw((1, 19), dtype))",
-    "empty rows": "check(*small(), device=device, attn_mask=np.zeros(19, bool))",
+    "columns apart": "check_attention(*(a[..., ::-1] for a in small()), device=device)",
+    "out": "check_attention(*small(), device=device, "
+    "out=draw((1, 1, 16, 2), dtype).swapaxes(2, 3))",
+    "no keys": "check_attention(*qkv((1, 1), 2, 0, 16, dtype=dtype), device=device)",
+    "groups": "check_attention(draw((1, 4, 2, 16), dtype), "
+    "*qkv((1, 2), 2, 19, 16, dtype=dtype)[1:], device=device, enable_gqa=True)",
+    "causal": "check_attention(*small(), device=device, is_causal='lower_right')",
+    "upper left": "check_attention(*small(), device=device, is_causal=True)",
+    "window": "check_attention(*small(), device=device, window=(2, 1))",
+    "bool mask": "check_attention(*small(), device=device, attn_mask=draw((2, 19)) > 0)",
+    "float mask": "check_attention(*small(), device=device, attn_mask=draw((2, 19), dtype))",
+    "mask of a row": "check_attention(*small(), device=device, attn_mask=draw((1, 19), dtype))",
+    "empty rows": "check_attention(*small(), device=device, attn_mask=np.zeros(19, bool))",
     "no number": "q, k, v = small(); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, attn_mask=np.arange(19) % 16 == 3)",
-    "sinks": "check(*small(), device=device, sinks=draw((1,)))",
-    "position": "check(*small(), device=device, is_causal=True, query_offset=7)",
-    "positions": "check(*qkv((2, 1), 2, 19, 16, dtype=dtype), device=device, is_causal=True, "
-    "query_offset=[-1, 9])",
-    "scale": "check(*small(), device=device, scale=0.3)",
-    "softcap": "check(*small(), device=device, softcap=2.0)",
+    "check_attention(q, k, v, device=device, attn_mask=np.arange(19) % 16 == 3)",
+    "sinks": "check_attention(*small(), device=device, sinks=draw((1,)))",
+    "position": "check_attention(*small(), device=device, is_causal=True, query_offset=7)",
+    "positions": "check_attention(*qkv((2, 1), 2, 19, 16, dtype=dtype), device=device, "
+    "is_causal=True, query_offset=[-1, 9])",
+    "scale": "check_attention(*small(), device=device, scale=0.3)",
+    "softcap": "check_attention(*small(), device=device, softcap=2.0)",
     "dropout": "check_dropout(*small(), device=device)",
-    "weights": "check(*small(), device=device, return_weights=True)",
-    "past": "onnx(*small(), None, *qkv((1, 1), 2, 6, 16, dtype=dtype)[1:], device=device)",
-    "counts": "onnx(*small(), None, None, None, np.array([4]), device=device, is_causal=1)",
-    "filter": "onnx(*small(), draw((2, 9)) > 0, device=device)",
-    **{f"scores, mode {mode}": "onnx(*small(), draw((2, 19)) > 0, device=device, return_qk=True, "
+    "weights": "check_attention(*small(), device=device, return_weights=True)",
+    "past": "check_onnx(*small(), None, *qkv((1, 1), 2, 6, 16, dtype=dtype)[1:], device=device)",
+    "counts": "check_onnx(*small(), None, None, None, np.array([4]), device=device, is_causal=1)",
+    "filter": "check_onnx(*small(), draw((2, 9)) > 0, device=device)",
+    **{f"scores, mode {mode}": "check_onnx(*small(), draw((2, 19)) > 0, device=device, "
+    "return_qk=True, "
        f"qk_matmul_output_mode={mode})" for mode in range(4)},
-    "softcap last": "onnx(*small(), draw((2, 19)) > 0, device=device, softcap=2.0, opset=24, "
+    "softcap last": "check_onnx(*small(), draw((2, 19)) > 0, device=device, softcap=2.0, opset=24, "
     "pre_errata=True)",
     "biases": CASES["biases"],
     "mods": "check_mods(draw((1, 2, 2, 16), dtype), *qkv((1, 1), 2, 12, 16, dtype=dtype)[1:], "

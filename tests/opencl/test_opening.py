@@ -13,10 +13,10 @@ assert device.usable, device.reason
 print(faults.faults_builds(), faults.faults_kernels())
 """
 CALL = """
-from support.checks import check
+from support.checks import check_attention
 from support.data import qkv
 
-check(*qkv((1, 2), 17, 33, 8), device=device)
+check_attention(*qkv((1, 2), 17, 33, 8), device=device)
 """
 WRONG = """
 faults.faults_define(b"get_global_id=get_local_size")

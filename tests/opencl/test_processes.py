@@ -162,18 +162,18 @@ def test_fork(device, used):
     run_python(
         """
         import sys, clattn
-        from support.checks import check
+        from support.checks import check_attention
         from support.data import qkv
         from support.processes import run_forked
         arrays = qkv((1, 2), 17, 33, 8)
         index, used = int(sys.argv[1]), sys.argv[2] == "True"
         device = clattn.devices()[index] if used else None
         if used:
-            check(*arrays, device=device)
+            check_attention(*arrays, device=device)
 
         def child():
-            for call in (lambda: check(*arrays, device=device or clattn.devices()[index]),
-                         lambda: check(*arrays, device=None),  # its own default
+            for call in (lambda: check_attention(*arrays, device=device or clattn.devices()[index]),
+                         lambda: check_attention(*arrays, device=None),  # its own default
                          lambda: clattn.devices()[index]):
                 try:
                     call()
@@ -181,7 +181,7 @@ def test_fork(device, used):
                     assert used and str(error)
 
         run_forked(child)
-        check(*arrays, device=clattn.devices()[index])  # the parent goes on
+        check_attention(*arrays, device=clattn.devices()[index])  # the parent goes on
         """,
         index_of(device),
         used,
@@ -317,14 +317,14 @@ def test_a_first_call_prints_nothing(device, tmp_path):
     code = f"""
     import sys
     import clattn
-    from support.checks import check
+    from support.checks import check_attention
     from support.data import qkv
 
     device = clattn.devices()[int(sys.argv[1])]
     for options in dict(), dict(softcap=3.0):
         for dtype in {dtypes}:
             for rows in 1, 40:
-                check(*qkv((1, 2), rows, 70, 24, dtype=dtype), device=device, **options)
+                check_attention(*qkv((1, 2), rows, 70, 24, dtype=dtype), device=device, **options)
     """
     env = {"XDG_CACHE_HOME": tmp_path, "POCL_CACHE_DIR": tmp_path}
     done = run_python(code, clattn.devices().index(device), env=env)

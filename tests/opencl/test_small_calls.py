@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from references.attention import attention, tolerance
-from support.checks import assert_close, check, check_band
+from support.checks import assert_close, check_attention, check_band
 from support.data import draw, qkv, sdpa
 from support.loops import looped
 from support.processes import run_on
@@ -22,8 +22,8 @@ SMALL_SIDE = 181
 
 @looped("lead", [(1,), LAST_SMALL, FIRST_LARGE])
 def test_either_side_of_the_limit(device, kernel, lead):
-    check(*qkv(lead, 16, 16, 64), device=device)
-    check(*qkv(lead, 16, 16, 64, dtype=np.float16), device=device, is_causal=True)
+    check_attention(*qkv(lead, 16, 16, 64), device=device)
+    check_attention(*qkv(lead, 16, 16, 64, dtype=np.float16), device=device, is_causal=True)
 
 
 @looped("side", [SMALL_SIDE, SMALL_SIDE + 1])
@@ -54,9 +54,11 @@ def test_arguments_that_stay_and_change(device):
     q, k, v = qkv((1, 2), 9, 13, WIDE)
     out = np.empty_like(q)
     for turn in range(4):
-        check(q, k, v, device=device, out=out, return_lse=bool(turn % 2), is_causal=turn > 1)
+        check_attention(
+            q, k, v, device=device, out=out, return_lse=bool(turn % 2), is_causal=turn > 1
+        )
         mask = draw((9, 13), seed=turn)
-        check(q, k, v, device=device, out=out, attn_mask=mask)
+        check_attention(q, k, v, device=device, out=out, attn_mask=mask)
         q *= 1.5
         k = k.copy() if turn % 2 else k
 
@@ -106,17 +108,17 @@ def test_tiles_of_few_rows(device, L, Ev):
     A mask is added before the values are read, so one head size of these is enough with it.
     """
     q, k, v = qkv((1, 2), L, 50, WIDE, Ev)
-    check(q, k, v, device=device)
-    check(q, k, v, device=device, is_causal=True)
-    check(q, k, v, device=device, window=(5, 3), is_causal="lower_right")
+    check_attention(q, k, v, device=device)
+    check_attention(q, k, v, device=device, is_causal=True)
+    check_attention(q, k, v, device=device, window=(5, 3), is_causal="lower_right")
     if Ev == WIDE:
-        check(q, k, v, device=device, attn_mask=draw((L, 50)))
+        check_attention(q, k, v, device=device, attn_mask=draw((L, 50)))
 
 
 def test_few_rows_into_columns(device):
     """`out` is dense, but its last dimension is not."""
     q, k, v = qkv((1, 2), 36, 40, 64)
     out = np.empty((1, 2, 64, 36), np.float32).swapaxes(-1, -2)
-    check(q, k, v, device=device, out=out)
+    check_attention(q, k, v, device=device, out=out)
     assert out is sdpa(q, k, v, device=device, out=out)
     assert_close(out, attention(q, k, v)[0], tolerance(q, k, v)[0])

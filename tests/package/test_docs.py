@@ -170,21 +170,21 @@ REFERENCE = "__kernel __attribute__((vec_type_hint(float4))) void\nattention_ref
 ATTEND = """
 import numpy as np
 from references.attention import bfloat16, float16
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv
 from support.mods import COMPOSITE
 
 def both(*shape, **options):
-    check(*qkv(*shape), device=device, **options)
-    check(*qkv(*shape), device=device, return_lse=True, **options)
+    check_attention(*qkv(*shape), device=device, **options)
+    check_attention(*qkv(*shape), device=device, return_lse=True, **options)
 
 device = listed[index]
 both((1, 2), 5, 7, 8)
 both((2, 1), 9, 70, 128, is_causal="lower_right", sinks=draw((1,)))
 both((1, 2), 5, 7, 8, attn_mask=draw((5, 7)) > 0, softcap=2.0)
 both((2, 1), 5, 7, 17, window=(2, 1), query_offset=[-1, 3])
-check(*qkv((1, 1), 5, 7, 3, 5, dtype=float16), device=device, attn_mask=draw((5, 7)))
-check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8, dtype=bfloat16)), device=device)
+check_attention(*qkv((1, 1), 5, 7, 3, 5, dtype=float16), device=device, attn_mask=draw((5, 7)))
+check_attention(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8, dtype=bfloat16)), device=device)
 assert faults.faults_planted() > 0
 """
 

@@ -116,7 +116,7 @@ def logits_of(text, weights, dtype):
     return rms_norm(x) @ weights["logits"]
 
 
-def check(prompt, got, result):
+def check_prediction(prompt, got, result):
     """Logits (number, V) of the tokens generated after a prompt are those of the whole text."""
     alphabet = list(result["alphabet"])
     tokens = [*(alphabet.index(character) for character in prompt), *got.argmax(axis=-1)]
@@ -129,9 +129,9 @@ def check(prompt, got, result):
 
 
 def test_runs_and_decodes_as_without_a_cache(result):
-    check(str(result["prompt"]), result["cached"][0], result)
+    check_prediction(str(result["prompt"]), result["cached"][0], result)
     for prompt, logits in zip(result["prompts"], result["together"], strict=True):
-        check(prompt, logits, result)
+        check_prediction(prompt, logits, result)
 
 
 def outputs_of(cells):

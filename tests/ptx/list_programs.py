@@ -43,7 +43,9 @@ def main():
         for _, _, arguments in CASES.values():
             lse = "" if "return_lse" in arguments else ", return_lse=False"
             with suppress(AssertionError):  # there are no results
-                exec(f"check({arguments}{lse}, device=device, rounds_weights=True)", names)
+                exec(
+                    f"check_attention({arguments}{lse}, device=device, rounds_weights=True)", names
+                )
     print(json.dumps(sorted(found)))
 
 

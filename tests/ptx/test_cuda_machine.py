@@ -36,17 +36,17 @@ def test_results(environment):
     assert device.driver_version.startswith("CUDA 12.4, ") and "clang" in device.driver_version
     assert list(_core.lacks(device)) == ["96 KiB of local memory"], _core.lacks(device)
     used("probe_device", "probe_exchange", "probe_warp", "probe_local")
-    check(*arrays, device=device, rounds_weights=True)
+    check_attention(*arrays, device=device, rounds_weights=True)
     used("attention_mma")
     q, k, v = qkv((1, 2), 20, 40, 8, dtype=float16)
     k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
-    check(q, k, v, is_causal=True, device=device, rounds_weights=True)
+    check_attention(q, k, v, is_causal=True, device=device, rounds_weights=True)
     used("attention_mma", "attention_reference")
     FORCED.words = ("decode_gpu", "")  # what is forced is not compared
-    check(*qkv((1, 1), 1, 1200, 64, dtype=float16), device=device)
+    check_attention(*qkv((1, 1), 1, 1200, 64, dtype=float16), device=device)
     used("attention_decode_gpu", "attention_decode_gpu_merge")
     FORCED.words = ("tiled", "")
-    check(*qkv((1, 1), 40, 50, 64), device=device, is_causal=True)
+    check_attention(*qkv((1, 1), 40, 50, 64), device=device, is_causal=True)
     used("attention_tiled")
 
     x = draw((3, 40, 50))
@@ -73,11 +73,13 @@ def test_threads(environment):
 def test_other_processes_need_no_compiler(environment):
     """They find PTX in the folder. A program that is not there says so."""
     code = """
-    check(*arrays, device=device, return_lse=False)
+    check_attention(*arrays, device=device, return_lse=False)
     assert set(cuda.launched) <= {"attention_mma", "attention_reference"}, cuda.launched
     print(refusal(lambda: sdpa(*qkv((1, 1), 20, 90, 128, dtype=float16), device=device)))
     """
-    run_on_cuda(environment, "check(*arrays, device=device, return_lse=False)", kernel="mma")
+    run_on_cuda(
+        environment, "check_attention(*arrays, device=device, return_lse=False)", kernel="mma"
+    )
     before = set(Path(environment["CLATTN_CUDA_PROGRAMS"]).iterdir())
     said = run_on_cuda(environment, code, kernel="mma", CLATTN_CUDA_COMPILER="").stdout
     assert "kernel 'attention_mma' does not build on device 'a fake of CUDA'" in said

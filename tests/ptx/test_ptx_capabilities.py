@@ -74,7 +74,7 @@ class Nothing:
 
 lacks = _core.lacks(device) if device.usable else device.reason
 kernels = []
-call = check if {run} else sdpa
+call = check_attention if {run} else sdpa
 if call is sdpa:
     machine.machine = lambda *launched: Nothing()
     _core.force("", "", "off")  # a kernel that does not run has no results to compare
@@ -122,12 +122,12 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     for _ in range(2):
         machine.launched.clear()
-        check(*arrays, device=device)
+        check_attention(*arrays, device=device)
 assert {kernel for kernel, _ in machine.launched} == {"attention_tiled"}, machine.launched
 print(*(w.message for w in told), sep="\\n")
 _core.force("mma")
 try:
-    check(*arrays, device=device)
+    check_attention(*arrays, device=device)
 except AssertionError as error:
     assert "error" in str(error)
 else:

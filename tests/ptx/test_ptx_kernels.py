@@ -3,7 +3,7 @@
 
 clattn plans and launches as on a GPU of capability 9.0. Results are compared with the reference,
 within its tolerances. A case is the kernels that have to be used, some macros of the last kernel,
-and the arguments of `check`.
+and the arguments of `check_attention`.
 """
 
 import json
@@ -96,7 +96,7 @@ wide = np.empty((1, 1, 40, 65), float16).swapaxes(2, 3)
 """
 
 
-def code_of(name, call="check"):
+def code_of(name, call="check_attention"):
     kernels, macros, arguments = CASES[name]
     lse = "" if "return_lse" in arguments else ", return_lse=False"
     return f"""
@@ -139,7 +139,7 @@ def tuned(knobs, macros, arguments):
 for dtype in "float16", "bfloat16":
     tune_all(device, dtype, "mma", {knobs})
 machine.launched.clear()
-check({arguments}, device=device)
+check_attention({arguments}, device=device)
 macros = dict(machine.launched)["attention_mma"]
 assert { ({n: str(x) for n, x in (knobs | macros).items()}) }.items() <= macros.items(), macros
 """
@@ -331,7 +331,7 @@ outcomes = {{}}
 for name, edit in { ({name: edit for name, (edit, _) in faults.items()}) }.items():
     machine.edit = edit
     try:
-        check(*qkv((1, 1), 20, 199, {call}, device=device)
+        check_attention(*qkv((1, 1), 20, 199, {call}, device=device)
     except Exception as error:
         outcomes[name] = machine.refusal or str(error)
 print(json.dumps(outcomes))

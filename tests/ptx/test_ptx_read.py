@@ -174,11 +174,11 @@ def test_ptx_of_a_driver_is_executed(programs, library, tmp_path, monkeypatch):
     code = """
 from clattn import _core
 try:
-    check(*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True, device=device)
+    check_attention(*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True, device=device)
 except Exception as error:
     print(machine.refusal)
 _core.force("decode_gpu")
-check(*qkv((1, 1), 3, 20, 64), return_lse=True, device=device)
+check_attention(*qkv((1, 1), 3, 20, 64), return_lse=True, device=device)
 print("right")
 """
     folder = tmp_path / "given"

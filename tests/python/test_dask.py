@@ -47,7 +47,7 @@ def assert_blocks(array, right):
         assert block.shape == lazy.shape and block.dtype == array.dtype
 
 
-def check(arrays, query_chunks, key_chunks, device, value_chunks=None, **options):
+def check_chunks(arrays, query_chunks, key_chunks, device, value_chunks=None, **options):
     """Chunks of query and key, without the last dimension's, against the reference."""
     right, right_lse = attention(*arrays, **options)
     allowed, allowed_lse = tolerance(*arrays, **options)
@@ -92,13 +92,13 @@ TABLE = {
 @pytest.mark.parametrize(("chunks", "options"), TABLE.values(), ids=TABLE)
 def test_chunks(device, chunks, options):
     query, key, *value = chunks
-    check(ARRAYS, query, key, device, *value, **options)
+    check_chunks(ARRAYS, query, key, device, *value, **options)
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != float32], ids=str)
 def test_dtypes(device, dtype):
     """Parts of half types are float32: the result is rounded once."""
-    check(qkv((2,), 9, 12, dtype=dtype), (1, 5), (2, 4), device, is_causal=True)
+    check_chunks(qkv((2,), 9, 12, dtype=dtype), (1, 5), (2, 4), device, is_causal=True)
 
 
 MASKS = {
@@ -137,7 +137,7 @@ def test_grouped_heads(device, heads, chunks):
     shapes = (heads[0], 9, 8), (heads[1], 12, 8), (heads[1], 12, 8)
     arrays = [draw(shape, seed=n) for n, shape in enumerate(shapes)]
     sinks = draw((heads[0],))
-    check(arrays, (chunks[0], 4), (chunks[1], 5), device, enable_gqa=True, sinks=sinks)
+    check_chunks(arrays, (chunks[0], 4), (chunks[1], 5), device, enable_gqa=True, sinks=sinks)
 
 
 def test_matrices_beside_grouped_heads(device):
@@ -150,7 +150,7 @@ def test_matrices_beside_grouped_heads(device):
 
 def test_leading_dimensions_broadcast(device):
     arrays = draw((1, 2, 9, 8)), draw((3, 2, 12, 8)), draw((2, 12, 8))
-    check(arrays, (1, 1, 4), (1, 2, 5), device, (1, 5))
+    check_chunks(arrays, (1, 1, 4), (1, 2, 5), device, (1, 5))
 
 
 def large(number, sign=-1, dtype=float32):

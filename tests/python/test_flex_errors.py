@@ -150,7 +150,7 @@ def old_symbol():
     kept.clear()
 
 
-def check(message, role, name, words):
+def check_message(message, role, name, words):
     # Python 3.14 adds words
     assert re.match(rf"(cannot use .* as a dict key \()?{role}: ", message)
     assert words in message
@@ -162,19 +162,19 @@ def check(message, role, name, words):
 @looped("name", SCORES)
 def test_wrong_uses_of_symbols(name):
     mod, words = SCORES[name]
-    check(refused(mod), "score_mod", name, words)
+    check_message(refused(mod), "score_mod", name, words)
 
 
 @looped("name", SCORE_RESULTS)
 def test_wrong_results_of_a_score_mod(name):
     mod, words = SCORE_RESULTS[name]
-    check(refused(mod), "score_mod", name, words)
+    check_message(refused(mod), "score_mod", name, words)
 
 
 @looped("name", MASK_RESULTS)
 def test_wrong_results_of_a_mask_mod(name):
     mod, words = MASK_RESULTS[name]
-    check(refused(None, mod), "mask_mod", name, words)
+    check_message(refused(None, mod), "mask_mod", name, words)
 
 
 # ---- the line ----
@@ -429,9 +429,9 @@ def test_masks_of_wrong_masks(combine, name):
     """The message shows the function of the user's that is wrong."""
     wrong, words = MASK_RESULTS[name]
     mod = getattr(clattn, combine)(lambda b, h, q, k: q > k, wrong)
-    check(refused(None, mod), "mask_mod", name, words)
+    check_message(refused(None, mod), "mask_mod", name, words)
     in_a_score = refused(lambda s, b, h, q, k: where(mod(b, h, q, k), s, 0))
-    check(in_a_score, "mask_mod", name, words)
+    check_message(in_a_score, "mask_mod", name, words)
 
 
 def test_after_and_masks_the_message_is_the_score_mod_s_again():

@@ -256,10 +256,11 @@ def test_nothing_is_copied(device):
                 few = library.of(key[:, :, : 1 << 14])
                 sdpa(q, few, few, device=device)  # builds the programs, which takes memory too
                 given = library.of(key)
-                out, rise = peak_of(lambda: sdpa(q, given, given, device=device))
+                out, rise = measure_memory(lambda: sdpa(q, given, given, device=device))
                 assert rise < 12 * MIB, f"{library}, keys: {rise / MIB:.0f} MiB"
             square = library.of(k.reshape(4096, 4096))
-            out, rise = peak_of(lambda: clattn.diagonal_matrix(square, 1, 0, 1, device=device))
+            out, rise = measure_memory(lambda: clattn.diagonal_matrix(square, 1, 0, 1,
+                device=device))
             assert rise < 64 * MIB + 12 * MIB, f"{library}, result: {rise / MIB:.0f} MiB"
             del out
         """,
@@ -290,10 +291,10 @@ def test_nothing_is_kept(device):
         gc.collect()
         grown = []  # a leak shows in every round, what an allocator keeps does not
         for _ in range(3):
-            start = status_field("VmRSS")
+            start = memory_field("VmRSS")
             several()
             gc.collect()
-            grown.append(status_field("VmRSS") - start)
+            grown.append(memory_field("VmRSS") - start)
         assert min(grown) < 6 * MIB, [f"{n / MIB:.0f} MiB" for n in grown]
         """,
     )

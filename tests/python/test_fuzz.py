@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from references.attention import DTYPES, bfloat16, float16, float32, float64
 from references.diagonal import numbers
 from support import directml_calls, dropout_calls, openvino_calls
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw
 from support.mod_text import Program
 from support.mods import check_flex
@@ -84,7 +84,9 @@ def attention_calls(draw_from):
 @given(call=attention_calls())
 def test_attention(device, call):
     arrays, options = call
-    (dropout_calls.check if "dropout_p" in options else check)(*arrays, device=device, **options)
+    (dropout_calls.check_dropout if "dropout_p" in options else check_attention)(
+        *arrays, device=device, **options
+    )
 
 
 @st.composite
@@ -110,7 +112,7 @@ def openvino_inputs(draw_from):
 @given(call=openvino_inputs())
 def test_openvino(device, call):
     arrays, options = call
-    openvino_calls.check(*arrays, device=device, **options)
+    openvino_calls.check_openvino(*arrays, device=device, **options)
 
 
 @st.composite
@@ -144,7 +146,7 @@ def directml_inputs(draw_from):
 @examples(15)
 @given(call=directml_inputs())
 def test_directml(device, call):
-    directml_calls.check(call, device=device)
+    directml_calls.check_directml(call, device=device)
 
 
 DIAGONALS = st.one_of(st.integers(-25, 25), st.integers(-(2**70), 2**70))

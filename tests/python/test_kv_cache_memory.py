@@ -121,7 +121,7 @@ def test_nothing_is_copied(device):
                 cache.truncate(capacity - 10)
 
             start = clattn.memory_stats(device)["allocated_bytes"]
-            _, rise = peak_of(work)
+            _, rise = measure_memory(work)
             assert rise < 16 * MIB, f"{rise / MIB:.0f} MiB"
             assert clattn.memory_stats(device)["allocated_bytes"] <= start
             del cache

@@ -140,15 +140,15 @@ def test_memory_goes_back_to_the_system(device):
         from support.tensors import pooled_twice
         clattn.tensor(np.zeros(10), device).numpy()
         size = pooled_twice(device, 64 * MIB)
-        start = status_field("VmRSS")
+        start = memory_field("VmRSS")
         ones = np.ones(size, np.uint8)
         tensors = [clattn.tensor(ones, device) for _ in range(2)]
-        assert status_field("VmRSS") - start > 2.9 * size
+        assert memory_field("VmRSS") - start > 2.9 * size
         del tensors, ones
         clattn.synchronize(device)
         assert clattn.memory_stats(device)["pooled_bytes"] >= 2 * size
         clattn.empty_cache(device)
-        assert status_field("VmRSS") - start < 32 * MIB
+        assert memory_field("VmRSS") - start < 32 * MIB
         """,
     )
 
@@ -212,7 +212,7 @@ def test_pressure(device):
         small = clattn.tensor(np.ones((4, 64, 64), np.float32), device)
         right = sdpa(small, small, small, device=None).numpy().copy()
         source = np.ones(size + size // 2, np.uint8)
-        limit = status_field("VmSize") + 5 * size // 2
+        limit = memory_field("VmSize") + 5 * size // 2
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
         tensors = [clattn.tensor(source[:size], device) for _ in range(2)]

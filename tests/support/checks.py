@@ -59,7 +59,7 @@ def assert_close(got, right, allowed, what="result"):
     )
 
 
-def check(query, key, value, *, device, rounds_weights=None, **options):
+def check_attention(query, key, value, *, device, rounds_weights=None, **options):
     """Call clattn, compare result and lse with the reference, see that inputs are unchanged.
 
     Without `return_lse` or `out` it calls twice, with and without the lse: kernels may take

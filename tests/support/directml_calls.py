@@ -26,13 +26,13 @@ def compare(call, result, *, device):
 
 
 def check_alone(call, *, device):
-    """Without the present outputs: another program, so few tests run it beside `check`."""
+    """Without the present outputs: another program, so few tests run it beside `check_directml`."""
     alone = run(call, device=device)
     assert alone.present_key is None and alone.present_value is None
     compare(call, alone.output, device=device)
 
 
-def check(call, *, device):
+def check_directml(call, *, device):
     """With the present outputs; inputs unchanged. Returns the output."""
     arrays = [a for a in call.values() if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in arrays]

@@ -11,7 +11,7 @@ from support.forced import weights_are_rounded
 P, SEED = 0.3, 0x0123_4567_89AB_CDEF
 
 
-def check(query, key, value, *, device, **options):
+def check_dropout(query, key, value, *, device, **options):
     """With and without the lse, against the oracle; inputs unchanged. Returns the result."""
     options = {"dropout_p": P, "seed": SEED} | options
     arrays, known = oracle.translated(query, key, value, options)

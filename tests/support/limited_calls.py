@@ -12,15 +12,14 @@ from references.attention import bfloat16, float16, float32, float64
 from references.diagonal import assert_same
 from references.directml import make
 from references.flex import blocks
-from references.onnx import check as check_onnx
 from support.cache_pair import Pair
-from support.checks import check, check_band
+from support.checks import check_attention, check_band
 from support.data import draw, qkv, sdpa
-from support.directml_calls import check as check_directml
-from support.dropout_calls import check as check_dropout
+from support.directml_calls import check_directml
+from support.dropout_calls import check_dropout
 from support.mods import alibi, causal, check_flex
-from support.onnx_calls import cache, inputs
-from support.openvino_calls import check as check_openvino
+from support.onnx_calls import cache, check_onnx, inputs
+from support.openvino_calls import check_openvino
 from support.tensors import same_bits
 
 LEAD = (1, 2)
@@ -38,20 +37,20 @@ def call_attention(device, has_float64=True):
                 sdpa(*arrays, device=device)
             continue
         for band in bands if E == 64 else bands[2:]:
-            check(*arrays, device=device, **band)
+            check_attention(*arrays, device=device, **band)
     for dtype, E in ((float32, 128), (float16, 64), (bfloat16, 8), (float64, 80), (float32, 520)):
         if dtype != float64 or has_float64:
-            check(*qkv(LEAD, **ONE, E=E, dtype=dtype), device=device)
+            check_attention(*qkv(LEAD, **ONE, E=E, dtype=dtype), device=device)
 
 
 def call_options(device):
     """Masks, softcap, sinks, dropout and weights, each with many rows; a mask with one row too."""
     q, k, v = qkv(LEAD, **MANY, E=8)
-    check(q, k, v, device=device, attn_mask=draw((20, 50)), softcap=3.0, sinks=draw((2,)),
-          query_offset=7)  # fmt: skip
-    check(q, k, v, device=device, attn_mask=draw((2, 20, 50)) > 0, return_weights=True)
+    check_attention(q, k, v, device=device, attn_mask=draw((20, 50)), softcap=3.0, sinks=draw((2,)),
+                    query_offset=7)  # fmt: skip
+    check_attention(q, k, v, device=device, attn_mask=draw((2, 20, 50)) > 0, return_weights=True)
     check_dropout(q, k, v, device=device)
-    check(*qkv(LEAD, **ONE, E=8), device=device, attn_mask=draw((400,)) > 0)
+    check_attention(*qkv(LEAD, **ONE, E=8), device=device, attn_mask=draw((400,)) > 0)
 
 
 def call_flex(device):
@@ -123,10 +122,10 @@ def call_tensors(device):
 
 def call_each_kernel(device):
     """Each kernel that GPUs have: many rows, one row, splits, a past, mask blocks, matrices."""
-    check(*qkv(LEAD, **MANY, E=64), device=device)
-    check(*qkv(LEAD, **MANY, E=64), device=device, return_weights=True)
+    check_attention(*qkv(LEAD, **MANY, E=64), device=device)
+    check_attention(*qkv(LEAD, **MANY, E=64), device=device, return_weights=True)
     check_onnx(*qkv(LEAD, **MANY, E=64), None, *qkv(LEAD, 1, 3, 64)[1:], device=device)
-    check(*qkv(LEAD, **ONE, E=128), device=device)
+    check_attention(*qkv(LEAD, **ONE, E=128), device=device)
     call_flex(device)
     call_matrices(device)
 
@@ -134,7 +133,7 @@ def call_each_kernel(device):
 def call_few(device):
     """Many rows, one row and its splits, a matrix."""
     for length in (MANY, ONE):
-        check(*qkv(LEAD, **length, E=64), device=device)
+        check_attention(*qkv(LEAD, **length, E=64), device=device)
     check_band((5, 7), 3, 0, 2, device=device)
 
 
@@ -166,7 +165,7 @@ def convert_float64(device):
     """Masks, sinks and tables of float64 are read as float32; matrices are copied."""
     q, k, v = qkv(LEAD, **MANY, E=8)
     mask = draw((20, 50), float64)
-    check(q, k, v, device=device, attn_mask=mask, sinks=draw((2,), float64))
+    check_attention(q, k, v, device=device, attn_mask=mask, sinks=draw((2,), float64))
     table = draw((3,), float64)
     check_flex(q, k, v, device=device,
                score_mod=lambda s, b, h, i, j: s + clattn.lookup(table, j % 3))  # fmt: skip

@@ -103,7 +103,7 @@ CASES = {
 }  # fmt: skip
 
 
-def check(given, layout):
+def check_ring(given, layout):
     """Compare this rank's result with its rows of the answer for the whole sequence."""
     query, key, value = qkv(**given["sizes"])
     options = dict(given["options"])
@@ -208,7 +208,7 @@ def refuse(rank, change, kind, words):
     everyone = COMM.allgather(said)
     assert everyone == [said] * COMM.size, everyone
     assert said and said[0] is kind and words in said[1], said
-    check(CASES["causal"], "zigzag")
+    check_ring(CASES["causal"], "zigzag")
 
 
 def interrupt():
@@ -217,7 +217,7 @@ def interrupt():
     with pytest.raises(KeyboardInterrupt if COMM.rank == 1 else RuntimeError):
         clattn.mpi.ring_attention(*qkv(L=6, S=7))
     mend()
-    check(CASES["causal"], "zigzag")
+    check_ring(CASES["causal"], "zigzag")
 
 
 def refuse_communicators():
@@ -302,7 +302,7 @@ def other_communicators():
 def main():
     clattn.set_default_device(clattn.devices()[int(sys.argv[1])])
     if sys.argv[2] == "results":
-        runs = {f"{name}, {layout}": (check, given, layout)
+        runs = {f"{name}, {layout}": (check_ring, given, layout)
                 for name, given in CASES.items() for layout in given["layouts"]}  # fmt: skip
         runs |= {f.__name__: (f,) for f in (other_communicators, equal_scores, device_of_the_keys)}
     else:

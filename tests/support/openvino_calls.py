@@ -13,7 +13,7 @@ def call(*args, device, **options):
     return clattn.openvino.scaled_dot_product_attention(*args, device=device, **options)
 
 
-def check(query, key, value, attention_mask=None, *, device, **options):
+def check_openvino(query, key, value, attention_mask=None, *, device, **options):
     """Call clattn, compare with the oracle, see that no input changed. Returns the result."""
     arrays = [a for a in (query, key, value, attention_mask) if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in arrays]

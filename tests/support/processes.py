@@ -118,7 +118,7 @@ def no_opencl(folder):
 SETUP = """
 import gc, os, sys
 import clattn, numpy as np
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from clattn._commands.timing import measure_memory, memory_field
 device = clattn.devices()[int(sys.argv[1])]

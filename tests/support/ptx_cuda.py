@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Processes that have the fake of CUDA's driver of tools/ptx in the place of a driver.
 
-run_on_cuda(environment, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
+run_on_cuda(environment, "check_attention(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
 """
 
 import textwrap
@@ -17,7 +17,7 @@ import numpy as np
 import clattn
 from clattn import _core
 from support.forced import FORCED
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.fake_cuda import Cuda

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Processes that have the device of tools/ptx in the place of their own.
 
-run_on_machine(library, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
+run_on_machine(library, "check_attention(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
 """
 
 import textwrap
@@ -17,7 +17,7 @@ SETUP = """
 import sys
 import numpy as np
 import clattn
-from support.checks import check
+from support.checks import check_attention
 from support.data import draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.device import Device

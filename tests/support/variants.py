@@ -14,7 +14,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
-from support.checks import check
+from support.checks import check_attention
 from support.data import BANDS, MANY_BANDS, draw, sdpa
 from support.forced import FORCED, ROUND_WEIGHTS, force, forced  # noqa: F401 (for the tests)
 from support.layouts import (
@@ -156,7 +156,7 @@ class Variant:
         if self.lse_is_built_in:
             options = {"return_lse": True} | options
         options = {"enable_gqa": arrays[0].ndim > 2} | options
-        return check(*arrays, device=device, **options)
+        return check_attention(*arrays, device=device, **options)
 
     def call(self, *arrays, device, **options):
         """(result, lse)"""
