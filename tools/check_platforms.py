@@ -53,7 +53,7 @@ def sources(name):
     return sorted(c for room in rooms for c in room.glob("*.c") if c.name != other)
 
 
-def check(folder, name, command, linking):
+def check_platform(folder, name, command, linking):
     """Compile the C, link it, and return what the compiler says."""
     embedded = folder / "embedded_kernels.c"
     objects = folder / name
@@ -89,7 +89,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     embed = [sys.executable, ROOT / "cmake/embed_kernels.py", ROOT, folder / "embedded_kernels.c"]
     subprocess.run(embed, check=True)
-    checked = [check(folder, *compiler) for compiler in compilers()]
+    checked = [check_platform(folder, *compiler) for compiler in compilers()]
     if not checked:
         print("neither x86_64-w64-mingw32-gcc nor ziglang is installed", file=sys.stderr)
         return 2

@@ -157,7 +157,7 @@ def test_smoke_calls_are_24(tool):
 def test_smoke_calls_find_wrong_numbers(smoke, device, monkeypatch):
     """A wrong variant, one whose numbers change from call to call, a wrong reference kernel."""
     name = f"decode_{'cpu' if device.type == 'cpu' else 'gpu'} float32 groups"
-    assert smoke.check(name, device)[0] == "passed"
+    assert smoke.check_call(name, device)[0] == "passed"
     attend, forced = clattn.scaled_dot_product_attention, []
     spoilt = {}
 
@@ -177,12 +177,12 @@ def test_smoke_calls_find_wrong_numbers(smoke, device, monkeypatch):
         spoilt.clear()
         spoilt[word] = by
         with pytest.raises(ValueError, match=says):
-            smoke.check(name, device)
+            smoke.check_call(name, device)
 
 
 def test_a_call_that_is_refused_is_left_out(smoke, tool, device):
     with pytest.raises(tool.items.Skipped, match='CLATTN_KERNEL is "pairs"'):
-        smoke.check("pairs float32 causal", device)
+        smoke.check_call("pairs float32 causal", device)
 
 
 # --- probes and programs -----------------------------------------------------------------------

@@ -42,6 +42,8 @@ PLANTED = [
     ("python/clattn/_host/html.py", "from clattn import flex", "html.py: imports flex"),
     ("python/clattn/cache.py", "import clattn._commands.main", "cache.py: imports _commands"),
     ("python/clattn/flex/names.py", "import clattn.flex.compile", "flex: compile -> "),
+    ("tests/novel.py", "def check(x): pass", "tests/novel.py: def check( (a check says"),
+    ("tests/alias.py", "from a import check_a as b", "alias.py: from a import check_a as b (a"),
     ("tools/novel_paths.py", "sys.path.append('x')", "sys.path.append (paths of modules"),
     ("docs/design.md", "`tools/none.py`", "docs/design.md: tools/none.py (paths"),
     ("docs/design.md", "From `csrc/base/fold.c`:\n\n```c\nint none;\n```",

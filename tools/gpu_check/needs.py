@@ -48,7 +48,7 @@ import sys
 from gpu_check import smoke
 for name in sys.argv[1:]:
     try:
-        smoke.check(name, "gpu")
+        smoke.check_call(name, "gpu")
     except ValueError:  # zeros
         pass
 """

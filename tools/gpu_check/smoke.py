@@ -86,7 +86,7 @@ def exact(arrays, options):
     return weights @ value / weights.sum(-1, keepdims=True)
 
 
-def check(name, device):
+def check_call(name, device):
     """Run one call; raise if its numbers are wrong."""
     import clattn
     import numpy as np
@@ -130,7 +130,7 @@ def main():
     arguments = parser.parse_args()
     os.environ.pop("CLATTN_KERNEL", None)  # what earlier calls left out is called here by name
     items.work("smoke", arguments.file, arguments.names,
-               lambda name: check(name, arguments.device))  # fmt: skip
+               lambda name: check_call(name, arguments.device))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -69,8 +69,20 @@ def paths_of_modules_come_from_outside(tree):
             yield tree.name(path), found
 
 
+def a_check_says_what_it_compares(tree):
+    """check_attention, check_onnx, ...: nobody has to look where `check` comes from."""
+    plain = re.compile(
+        r"^def check\(|^\s*from \S+ import .*(?:\bcheck\b|\bcheck_\w+ as \w+)", re.MULTILINE
+    )
+    for path in tree.files("tools/**/*.py", "tests/**/*.py", "benchmarks/**/*.py"):
+        text = path.read_text(encoding="utf-8")
+        for found in plain.findall(text):
+            yield tree.name(path), found.strip()
+
+
 PYTHON_RULES = [
     imports_go_one_way_between_rooms_of_the_package,
     imports_form_no_circle_inside_flex,
     paths_of_modules_come_from_outside,
+    a_check_says_what_it_compares,
 ]
