@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from clattn import _core, attention
+from clattn import _core, attention, gradients
 from clattn._arguments.integers import integer
 from clattn._host.extras import how_to_install
 
@@ -156,7 +156,7 @@ def dot_product_attention(
         A dtype that clattn does not take, an option of another type or a traced one, or not a
         device.
     ValueError
-        Shapes or options do not fit, gradients are asked for, or no device matches.
+        Shapes or options do not fit, or no device matches.
     DeviceError
         No OpenCL device is usable.
     MemoryError
@@ -166,7 +166,10 @@ def dot_product_attention(
 
     Notes
     -----
-    A row with no key to attend to is zero; jax's is the mean of the values.
+    A row with no key to attend to is zero; jax's is the mean of the values. ``jax.grad`` and
+    ``jax.vjp`` differentiate in query, key, value and bias, by
+    `clattn.scaled_dot_product_attention_backward`; there is no forward mode and no second
+    derivative.
 
     Examples
     --------
@@ -183,26 +186,21 @@ def dot_product_attention(
     for name, flag in (("is_causal", is_causal), ("return_residual", return_residual)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
-    attend = partial(
-        attention.scaled_dot_product_attention,
-        scale=_read_number(scale),
-        is_causal=is_causal,
-        window=_read_window(local_window_size),
-        enable_gqa=True,
-        return_lse=return_residual,
-        device=_core.find_device(device),
-    )
+    options = {
+        "scale": _read_number(scale),
+        "is_causal": is_causal,
+        "window": _read_window(local_window_size),
+        "enable_gqa": True,
+        "device": _core.find_device(device),
+    }
     operands = _read_operands(
         query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths
     )
-    _check_dtypes(attend, operands)
-    result = _find_result(operands)
-    if return_residual:
-        result = (result, jax.ShapeDtypeStruct(result.shape[:-1], result.dtype))
-    output = _call(partial(_compute, attend), result, operands)
+    _check_dtypes(options, operands)
+    output, residual = _call(options, _find_result(operands), operands, return_residual)
     shape = jnp.shape(query)
     if return_residual:
-        return output[0].reshape(shape), output[1].reshape(shape[:-1])
+        return output.reshape(shape), residual.reshape(shape[:-1])
     return output.reshape(shape)
 
 
@@ -288,38 +286,72 @@ def _with_batch(array: Any) -> Any:
     return jnp.expand_dims(array, tuple(range(4 - array.ndim)))
 
 
-def _check_dtypes(attend: Any, operands: _Operands) -> None:
+def _check_dtypes(options: dict[str, Any], operands: _Operands) -> None:
     """Let clattn refuse dtypes and options before the program runs.
 
     It attends with arrays of these dtypes that have no rows and one head.
     """
+    query: Any
+    key: Any
+    value: Any
     query, key, value, bias = (
         None if array is None else np.zeros((1, 0, 1), array.dtype) for array in operands[:4]
     )
     if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
         raise TypeError(f"bias is an array of {bias.dtype}; expected floats, or mask=… for bools")
-    attend(query, key, value, bias if bias is None else bias[..., :0])
+    mask: Any = bias if bias is None else bias[..., :0]
+    attention.scaled_dot_product_attention(query, key, value, mask, **options)
 
 
-def _call(compute: Any, result: Any, operands: _Operands) -> Any:
-    """Make the computation a part of JAX's program."""
+def _call(
+    options: dict[str, Any], result: Any, operands: _Operands, return_residual: bool
+) -> tuple[jax.Array, Any]:
+    """Make the computation a part of JAX's program: output and residual, which may be None.
 
-    @jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
+    The backward pass keeps the operands, the output and the log-sum-exp.
+    """
+    B, L, Hq, _ = result.shape
+    wide = jnp.float64 if result.dtype == jnp.float64 else jnp.float32
+    lse = jax.ShapeDtypeStruct((B, Hq, L), wide)
+    attend = partial(attention.scaled_dot_product_attention, **options)
+
+    def forward(operands: Any, *, return_lse: bool) -> Any:
+        compute = partial(_compute, attend, return_lse)
+        results = (result, lse) if return_lse else (result, None)
+        return jax.pure_callback(compute, results, operands, vmap_method="expand_dims")
+
+    @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
     def call(operands: Any) -> Any:
-        return jax.pure_callback(compute, result, operands, vmap_method="expand_dims")
+        return forward(operands, return_lse=return_residual)
 
-    @call.defjvp  # type: ignore[untyped-decorator, unused-ignore]
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise ValueError(
-            "clattn.jax.dot_product_attention has no gradients: differentiate "
-            "jax.nn.dot_product_attention, or hand jax.lax.stop_gradient(…) of the arrays over"
+    def keep(operands: Any) -> Any:
+        output, lse = forward(operands, return_lse=True)
+        return (output, lse if return_residual else None), (operands, output, lse)
+
+    def differentiate(kept: Any, cotangents: Any) -> Any:
+        operands, output, lse = kept
+        factors = ("query", "key", "value", "bias")
+        shapes = _Operands(
+            *(
+                jax.ShapeDtypeStruct(array.shape, array.dtype)
+                if name in factors and array is not None
+                else None
+                for name, array in operands._asdict().items()
+            )
         )
+        compute = partial(_differentiate, options)
+        given = (operands, output, lse, *cotangents)
+        return (jax.pure_callback(compute, shapes, given, vmap_method="expand_dims"),)
 
-    return call(operands)
+    call.defvjp(keep, differentiate)
+    output, lse = call(operands)
+    return output, None if lse is None else lse.swapaxes(1, 2).astype(output.dtype)
 
 
-def _compute(attend: Any, operands: _Operands) -> Any:
-    """Attend.
+def _read_arrays(
+    operands: _Operands,
+) -> tuple[tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None]:
+    """Return query, key and value with heads before rows, their mask, and the rows that have ended.
 
     Under vmap each operand has a dimension more in front, of size 1 if vmap does not go over it:
     of three queries and one key, query is (3, B, L, Hq, E) and key is (1, B, S, Hk, E). The result
@@ -328,7 +360,7 @@ def _compute(attend: Any, operands: _Operands) -> Any:
     given = _Operands(*(None if array is None else np.asarray(array) for array in operands))
     query, key, value = (x.swapaxes(-3, -2) for x in (given.query, given.key, given.value))
     L, S = query.shape[-2], key.shape[-2]
-    mask, lengths = given.mask, given.query_seq_lengths
+    mask, lengths, beyond = given.mask, given.query_seq_lengths, None
     if given.key_value_seq_lengths is not None:
         within = np.arange(S) < given.key_value_seq_lengths[..., None, None, None]
         mask = within if mask is None else mask & within
@@ -337,18 +369,63 @@ def _compute(attend: Any, operands: _Operands) -> Any:
         mask = bias if mask is None else np.where(mask, bias, bias.dtype.type(-np.inf))
     leading = [array.shape[:-3] for array in (query, key, value, mask) if array is not None]
     batch = np.broadcast_shapes(*leading, () if lengths is None else lengths.shape)
-    output = np.empty((*batch, L, *query.shape[-3:-2], value.shape[-1]), query.dtype)
-    result = attend(
-        np.broadcast_to(query, (*batch, *query.shape[-3:])),
-        key,
-        value,
-        mask,
-        out=output.swapaxes(-3, -2),
-    )
-    residual = result[1].swapaxes(-2, -1).astype(query.dtype) if isinstance(result, tuple) else None
     if lengths is not None:
         beyond = np.broadcast_to(np.arange(L) >= lengths[..., None], (*batch, L))
+    query = np.broadcast_to(query, (*batch, *query.shape[-3:]))
+    return (query, key, value), mask, beyond
+
+
+def _compute(attend: Any, return_lse: bool, operands: _Operands) -> Any:
+    """Attend: output and log-sum-exp, which is None if it is not asked for."""
+    (query, key, value), mask, beyond = _read_arrays(operands)
+    *batch, Hq, L, _ = query.shape
+    output = np.empty((*batch, L, Hq, value.shape[-1]), query.dtype)
+    result = attend(query, key, value, mask, return_lse=return_lse, out=output.swapaxes(-3, -2))
+    lse = result[1] if return_lse else None
+    if beyond is not None:
         output[beyond] = 0
-        if residual is not None:
-            residual[beyond] = -np.inf
-    return output if residual is None else (output, residual)
+        if lse is not None:
+            lse.swapaxes(-2, -1)[beyond] = -np.inf
+    return output, lse
+
+
+def _differentiate(options: dict[str, Any], given: Any) -> _Operands:
+    """Compute the gradients of query, key, value and bias."""
+    operands, output, lse, grad_output, grad_lse = given
+    arrays, mask, beyond = _read_arrays(operands)
+    output, lse, grad = (np.asarray(array) for array in (output, lse, grad_output))
+    *batch, Hq, L, E = arrays[0].shape
+    rest = None if grad_lse is None else np.broadcast_to(np.asarray(grad_lse), (*batch, Hq, L))
+    query = arrays[0]
+    grad = np.broadcast_to(grad, (*batch, L, Hq, E))
+    if beyond is not None:  # such rows are constants
+        ended = beyond[..., None, :, None]
+        query = np.where(ended, query.dtype.type(0), query)
+        grad = np.where(ended.swapaxes(-3, -2), grad.dtype.type(0), grad)
+        rest = None if rest is None else np.where(ended[..., 0], rest.dtype.type(0), rest)
+    # Each entry that vmap goes over has gradients of its own.
+    own: list[Any] = [
+        np.broadcast_to(x, (*batch[:-1], *x.shape[-4:])) for x in (query, *arrays[1:])
+    ]
+    bias = operands.bias
+    found = gradients.scaled_dot_product_attention_backward(
+        grad.swapaxes(-3, -2),
+        own[0],
+        own[1],
+        own[2],
+        np.broadcast_to(output, (*batch, L, Hq, E)).swapaxes(-3, -2),
+        np.broadcast_to(lse, (*batch, Hq, L)),
+        None if mask is None else np.broadcast_to(mask, (*batch[:-1], *mask.shape[-4:])),
+        grad_lse=rest,
+        needs=("query", "key", "value", *(("attn_mask",) if bias is not None else ())),
+        **options,
+    )
+    of_bias = None
+    if bias is not None:
+        of_bias = found.attn_mask
+        shape = np.shape(bias)[-4:]
+        axes = tuple(d - 4 for d in range(4) if shape[d] == 1 and of_bias.shape[d - 4] != 1)
+        wide = np.result_type(of_bias.dtype, np.float32)
+        of_bias = of_bias.astype(wide).sum(axis=axes, keepdims=True).astype(bias.dtype)
+    query, key, value = (array.swapaxes(-3, -2) for array in found[:3])
+    return _Operands(query, key, value, of_bias, None, None, None)

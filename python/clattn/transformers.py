@@ -31,6 +31,7 @@ except ImportError as error:
 from torch.utils import _pytree
 
 from clattn._arguments.autocast import autocast
+from clattn._parts import torch_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -357,8 +358,8 @@ def attend(
     TypeError
         The mask is of another kind, or a tensor of a wrong dtype or device.
     ValueError
-        Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument
-        chooses keys in a way that clattn does not know.
+        Shapes do not fit; an argument chooses keys in a way that clattn does not know; or
+        weights are asked for while torch records gradients.
     DeviceError
         No OpenCL device is usable, or OpenCL reports an error.
     MemoryError
@@ -367,20 +368,22 @@ def attend(
     Notes
     -----
     Under ``torch.autocast`` query, key, value and a float mask, with the bias in it, are cast as
-    torch casts them.
+    torch casts them. Where a tensor requires gradients and they are enabled, torch records the
+    call: see `clattn.torch.scaled_dot_product_attention`.
     """
     _check(kwargs, attention_mask)
     name, sinks = ("sinks", kwargs.get("sinks")) if s_aux is None else ("s_aux", s_aux)
     of_heads, of_rows = _divide_sinks(name, sinks, query)
     operands = Operands(query, key, value, sinks=of_heads)
     given = (*operands.given().values(), attention_mask, position_bias, of_rows)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+    records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    if records and output_attentions:
         raise ValueError(
-            "clattn computes no gradients, which are enabled: run the model under "
-            "torch.inference_mode() or torch.no_grad(), and train it with "
-            'attn_implementation="sdpa"'
+            "output_attentions is True, and gradients are enabled, which weights do not have; run "
+            "the model under torch.no_grad(), or without output_attentions"
         )
-    operands = operands.map(torch.Tensor.detach)
+    if not records:
+        operands = operands.map(torch.Tensor.detach)
     casts = torch.is_autocast_enabled("cpu")
     if casts:
         operands = operands.map(autocast, *FACTORS)
@@ -397,11 +400,30 @@ def attend(
         else:
             mask = mask.dense()
     if mask is not None:
-        mask = mask.detach()[..., :S]
+        mask = mask[..., :S]
     if position_bias is not None:
-        mask = _add_bias(position_bias.detach()[..., :S], mask)
+        mask = _add_bias(position_bias[..., :S], mask)
     if mask is not None and casts:
         mask = autocast(mask)
+    if records:
+        left, right = band.window or (None, None)
+        found = torch_operator.attend(
+            *(operands.query, operands.key, operands.value, mask),
+            torch_operator.Options(
+                dropout_p=dropout,
+                causal="upper_left" if band.is_causal else "",
+                scale=scaling,
+                enable_gqa=True,
+                left=left,
+                right=right,
+                softcap=softcap or 0.0,
+                position=band.query_offset,
+                device=torch_operator.device_number(device),
+            ),
+            sinks=of_heads,
+        )
+        return _apply_sinks(found[0].transpose(1, 2).contiguous(), None, found[1], of_rows)
+    mask = None if mask is None else mask.detach()
     B = next((n for n in (len(query), len(key), len(value)) if n != 1), 1)
     output = operands.query.new_empty((B, L, Hq, Ev))
     result = attention.scaled_dot_product_attention(
@@ -420,12 +442,23 @@ def attend(
         return_weights=bool(output_attentions),
     )
     weights = result[-1] if output_attentions else None
-    if of_rows is not None:  # the rest of the sum, divided by the whole sum
-        lse = result[1][..., None]
-        rest = torch.where(lse.isneginf(), 0.0, torch.sigmoid(lse - of_rows.detach()))
-        output *= rest.transpose(1, 2)
-        weights = None if weights is None else (weights * rest).to(weights.dtype)
-    return output, weights
+    return _apply_sinks(output, weights, result[1] if of_rows is not None else None, of_rows)
+
+
+def _apply_sinks(
+    output: torch.Tensor,
+    weights: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    of_rows: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Let sinks of rows, (B, Hq, L, 1), take part in the sums of a result (B, L, Hq, Ev)."""
+    if of_rows is None or lse is None:
+        return output, weights
+    lse = lse[..., None]
+    # The rest of the sum, divided by the whole sum.
+    rest = torch.where(lse.isneginf(), 0.0, torch.sigmoid(lse - of_rows))
+    output = (output * rest.transpose(1, 2)).to(output.dtype)
+    return output, None if weights is None else (weights * rest).to(weights.dtype)
 
 
 def _check(kwargs: dict[str, Any], mask: Any) -> None:

@@ -469,12 +469,41 @@ def test_an_unknown_argument_is_named():
     attend(novelty=None, use_cache=True, position_ids=torch.zeros(2, 3), sliding_window=2)
 
 
-def test_gradients_are_refused(device):
-    model = make("Gemma 2")
-    with pytest.raises(ValueError, match=r"no gradients.*torch\.inference_mode"):
-        model(IDS)
-    with torch.no_grad():
-        assert not model(IDS).logits.requires_grad
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma 2", "GPT-OSS", "T5"])
+def test_training(first_device, family):
+    """Gradients of all weights agree with those of "eager", and the losses of a few steps."""
+    clattn.transformers.register(first_device)
+    models = make(family, "eager"), make(family)
+    names = [name for name, _ in models[0].named_parameters()]
+    labels = IDS.where(RIGHT, -100)  # no loss of padding
+    gradients, losses = [], ([], [])
+    for model, found in zip(models, losses, strict=True):
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):  # by torch's random numbers
+                module.p = 0.0
+            elif isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        steps = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            steps.zero_grad()
+            loss = model(IDS, attention_mask=RIGHT.long(), labels=labels).loss
+            loss.backward()
+            gradients.append([weights.grad for weights in model.parameters()])
+            found.append(loss.item())
+            steps.step()
+    for name, one, other in zip(names, gradients[3], gradients[0], strict=True):
+        if other is not None:
+            most = 2e-4 * other.abs().max().item() + 1e-7
+            torch.testing.assert_close(one, other, rtol=0, atol=most, msg=name)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    assert losses[1][-1] < losses[1][0]
+
+
+def test_weights_have_no_gradients(first_device):
+    clattn.transformers.register(first_device)
+    with pytest.raises(ValueError, match=r"output_attentions is True.*torch\.no_grad"):
+        make("Llama")(IDS, output_attentions=True)
 
 
 def test_dropout_follows_torchs_seed(device):
