@@ -57,6 +57,7 @@ PLANTED = [
     ("README.md", "## Run it\n", "README.md: blocks below 'Run it'"),
     ("README.md", "clattn[none]", "README.md: none (pages install"),
     ("README.md", "`pip install clattn`", "README.md: clattn is installed, not . (everything"),
+    ("docs/masks.md", "by the makers", "docs/masks.md: makers; vendor (pages have"),
     ("docs/masks.md", "`python -m none`", "docs/masks.md: python -m none, in python"),
     ("docs/masks.md", "```sh\npython tools/a.py && none\n```", "docs/masks.md: tools/a.py, in"),
     ("docs/cache.md", "```sh\npython tools/a.py && none\n```", "docs/cache.md: none, in none"),

@@ -137,7 +137,7 @@ CALLS = {
     "an unknown argument": called(attention_mask=None),
     "a device that is not there": called(device="cuda"),
     "a number beyond the devices": called(device=99),
-    "a result without room": lambda: attend(big(), big(), big()),
+    "a result without memory": lambda: attend(big(), big(), big()),
     "a full cache": lambda: cache().append(ones(2, 4, 7, 8), ones(2, 4, 7, 8)),
     "a cache of other heads": lambda: cache().append(ones(2, 1, 4, 8), ones(2, 1, 4, 8)),
     "a cache without a head size": lambda: clattn.KVCache(2, 4, 6, 0),

@@ -156,6 +156,31 @@ def every_extra_has_its_licences(tree):
 # ---- reference ----
 
 
+# Words that pages have others for: what a reader of the field expects. Laboratory notes keep theirs.
+WORDS = {
+    r"makers?": "vendor",
+    r"weakness(?:es)?": "vulnerability",
+    r"whoever": "users who",
+    r"shall see": "attends to",
+    r"(?:is|are) asked for": "is needed, is loaded",
+    r"(?:is|are) mended": "what holds now",
+    r"by turns|in quiet minutes": "how it is measured",
+    r"in the place of": "instead of",
+    r"to the letter": "exactly",
+    r"nobody has (?:looked|run)": "what is known",
+}
+
+
+def pages_have_the_words_of_the_field(tree):
+    for page in tree.pages:
+        if "lab" in page.parts:
+            continue
+        text = page.read_text(encoding="utf-8")
+        for wrong, right in WORDS.items():
+            for found in re.finditer(rf"\b(?:{wrong})\b", text, re.IGNORECASE):
+                yield tree.name(page), f"{' '.join(found[0].split())}; {right}"
+
+
 def entries(tree):
     """The entries of the reference, with their modules."""
     for page in tree.files("docs/reference/*.md"):
@@ -197,4 +222,5 @@ PAGE_RULES = [
     pages_install_extras_that_there_are,
     every_extra_has_its_licences,
     the_reference_has_every_public_name_once,
+    pages_have_the_words_of_the_field,
 ]
