@@ -156,7 +156,7 @@ def every_extra_has_its_licences(tree):
 # ---- reference ----
 
 
-# Words that pages have others for: what a reader of the field expects. Laboratory notes keep theirs.
+# Words that pages have others for, as readers of the field expect. Laboratory notes keep theirs.
 WORDS = {
     r"makers?": "vendor",
     r"weakness(?:es)?": "vulnerability",
