@@ -99,7 +99,8 @@ def pytest_collection_modifyitems(config, items):
     """Runs with Tensors come last, when the kernels they share with arrays are built.
 
     The reference kernel, which is another one's oracle, needs no second run. PoCL leaves some of
-    the tests marked `full` out, and most of the second run, unless `-m` asks for `full`.
+    the tests marked `full` out, and most of the second run, unless `-m` asks for `full`. A
+    test marked `rest` runs only if `-m` asks for `rest`.
     """
 
     def with_tensors(item):
@@ -121,6 +122,8 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
     everything = "full" in config.option.markexpr
     out = set() if everything else {*left_out(kept), *of_other_devices(kept)}
+    if "rest" not in config.option.markexpr:
+        out |= {item for item in kept if item.get_closest_marker("rest")}
     config.hook.pytest_deselected(items=out)
     items[:] = sorted((item for item in kept if item not in out), key=with_tensors)
 

@@ -15,8 +15,10 @@ from support.variants import POCL
 
 pytestmark = pytest.mark.cpus  # which can have the limits of any device
 
-# The devices that take part where PoCL is not installed: each builds all its programs for a minute.
-FEW = ("the least", "Mali-G78")
+# The devices of each run, unlike in groups, memory and lanes; `-m rest` takes the others. A device builds
+# its programs for ten seconds on PoCL. Where PoCL is not installed, two take a minute each.
+SOME = ("the least", "VideoCore VI", "UHD 630", "Vega 64")
+FEW = ("the least", "UHD 630")
 # Work-groups and local memory that the kernels for GPUs need.
 GROUP, LOCAL_BYTES = 64, 16 << 10
 FAST = {"attention_tiled", "attention_tiled_scores", "attention_decode_gpu",
@@ -50,7 +52,9 @@ def kernels_of(ran):
     return {name for name, _ in ran if not name.startswith("probe_")}
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOME else pytest.mark.rest) for n in DEVICES]
+)
 def test_every_operator(limited, name):
     """Right results; nothing that the device refuses; the kernels for GPUs where they fit."""
     if real_platform(REAL_DEVICES) != POCL and name not in FEW:
