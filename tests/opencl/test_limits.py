@@ -15,8 +15,8 @@ from support.variants import POCL
 
 pytestmark = pytest.mark.cpus  # which can have the limits of any device
 
-# The devices of each run, unlike in groups, memory and lanes; `-m rest` takes the others. A device builds
-# its programs for ten seconds on PoCL. Where PoCL is not installed, two take a minute each.
+# The devices of each run, unlike in groups, memory and lanes; `-m rest` takes the others. A device
+# builds its programs for ten seconds on PoCL. Where PoCL is not installed, two take a minute each.
 SOME = ("the least", "VideoCore VI", "UHD 630", "Vega 64")
 FEW = ("the least", "UHD 630")
 # Work-groups and local memory that the kernels for GPUs need.
