@@ -139,12 +139,10 @@ def units_of(right, relative, dtype, stored, options, shapes):
         + eps(compute) * right.kept * width * norms(steps.value)[..., None, :]
     )
     rounds = eps(compute) if np.dtype(stored) == compute else eps(stored)
-    mean = np.abs((right.kept * weights) @ np.abs(steps.value)).max(
-        axis=-1, keepdims=True, initial=0
-    )
-    row = rounds * width * mean + eps(compute) * np.abs(
-        right.delta
-    )  # of delta, which moves all keys
+    values = np.where(np.isfinite(steps.value), np.abs(steps.value), 0)
+    mean = ((right.kept * weights) @ values).max(axis=-1, keepdims=True, initial=0)
+    # Of delta, which moves all keys of a row.
+    row = rounds * width * mean + eps(compute) * np.abs(right.delta)
     scale = abs(float(steps.scale))
     squares = off**2 + (row * weights) ** 2
     gqa = options.get("enable_gqa", False)
@@ -161,7 +159,8 @@ def units_of(right, relative, dtype, stored, options, shapes):
         None if right.gradients.sinks is None else
         of_sinks((right.sink * (relative * np.abs(right.delta) + row)) ** 2),
     )  # fmt: skip
-    return [None if u is None else np.sqrt(u.astype(float64)) for u in units]
+    return [None if u is None else np.sqrt(np.nan_to_num(u.astype(float64), nan=np.inf))
+            for u in units]  # fmt: skip
 
 
 class Judged(NamedTuple):
@@ -171,11 +170,16 @@ class Judged(NamedTuple):
     allowed: list
 
 
-def judged(grad_output, query, key, value, output, **options):
-    """The right gradients and what rounding explains, as `references.attention.judged`."""
+def judged(grad_output, query, key, value, output, *, of_call=True, **options):
+    """The right gradients and what rounding explains, as `references.attention.judged`.
+
+    `of_call`: the forward pass of these arguments gave `output`. Else it is any array, and what is
+    right is made of it.
+    """
     dtype, compute = query.dtype, compute_dtype(query.dtype)
     with np.errstate(all="ignore"):
-        right = backward_in(wide_type(query), grad_output, query, key, value, **options)
+        right = backward_in(wide_type(query), grad_output, query, key, value,
+                            output=None if of_call else output, **options)  # fmt: skip
         near = backward_in(compute, grad_output, query, key, value, output=output, **options)
         steps = right.steps
         most = score_bounds(steps.query, steps.key, steps.scale, steps.seen)

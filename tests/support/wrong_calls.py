@@ -11,6 +11,7 @@ import numpy as np
 import references.attention as reference
 import references.directml as directml
 import references.dropout as dropout
+import references.gradients as gradients
 import references.onnx as onnx
 import references.openvino as openvino
 from references.attention import bfloat16
@@ -50,6 +51,12 @@ RIGHT = {
         "scale": 0.5, "enable_gqa": False, "window": (3, None), "softcap": 0.0, "seed": 1,
         "return_lse": True, "out": np.zeros_like(Q), "sinks": np.ones(2), "query_offset": 2,
         "return_weights": False},
+    clattn.scaled_dot_product_attention_backward: {
+        "grad_output": Q, "query": Q, "key": Q, "value": Q, "output": Q, "lse": Q[..., 0],
+        "attn_mask": MASK, "dropout_p": 0.0, "is_causal": True, "scale": 0.5, "enable_gqa": False,
+        "grad_lse": Q[..., 1], "needs": ("query", "key", "value", "sinks"), "window": (3, None),
+        "softcap": 0.0, "seed": 1, "sinks": np.ones(2), "query_offset": 2, "layout": "BHLE",
+        "out": None},
     clattn.onnx.attention: {
         "Q": Q, "K": Q, "V": Q, "attn_mask": MASK, "past_key": None, "past_value": None,
         "nonpad_kv_seqlen": np.array([4]), "is_causal": 1, "kv_num_heads": None,
@@ -137,6 +144,21 @@ def judge_attention(answer, *, query, key, value, attn_mask=None, sinks=None, dr
     parts = {"result": result}
     parts |= {"lse": lse} if return_lse else {}
     judge_parts(answer, parts | ({"weights": weights} if return_weights else {}))
+
+
+def judge_backward(answer, *, grad_output, query, key, value, output, lse, needs, out, layout,
+                   **options):  # fmt: skip
+    assert layout == "BHLE"
+    given = [numbers_of(array) for array in (grad_output, query, key, value, output)]
+    for name in ("attn_mask", "sinks", "grad_lse"):
+        options[name] = numbers_of(options[name])
+    if not options["dropout_p"]:
+        del options["dropout_p"], options["seed"]
+    found = gradients.judged(*given, of_call=False, **options)
+    for name, got, right, allowed in zip(gradients.NAMES, answer, *found, strict=True):
+        assert (got is None) == (name not in needs)
+        if got is not None:
+            assert_close(numbers_of(got), right, allowed, name)
 
 
 def judge_onnx(answer, *, return_qk, **arguments):
@@ -266,6 +288,7 @@ def judge_change(answer, *, n, indices):
 
 
 JUDGES = dict(zip(RIGHT, (
-    judge_attention, judge_onnx, judge_openvino, judge_directml, judge_matrix, judge_matrix1,
+    judge_attention, judge_backward, judge_onnx, judge_openvino, judge_directml, judge_matrix,
+    judge_matrix1,
     judge_triangle, judge_flex, judge_tensor, judge_merged, judge_blocks, judge_cache, judge_append,
     judge_attend, judge_change), strict=True))  # fmt: skip
