@@ -12,11 +12,12 @@ import pytest
 import references.directml as directml
 from hypothesis import given
 from hypothesis import strategies as st
-from references.attention import DTYPES, bfloat16, float16, float32, float64
+from references.attention import DTYPES, bfloat16, compute_dtype, float16, float32, float64
 from references.diagonal import numbers
 from support import directml_calls, dropout_calls, openvino_calls
 from support.checks import check_attention
 from support.data import draw
+from support.gradients import check_backward
 from support.mod_text import Program
 from support.mods import check_flex
 from support.random_calls import BOUNDS, LONG, examples, relay, shrink
@@ -87,6 +88,20 @@ def test_attention(device, call):
     (dropout_calls.check_dropout if "dropout_p" in options else check_attention)(
         *arrays, device=device, **options
     )
+
+
+@examples(15)
+@given(call=attention_calls(), data=st.data())
+def test_gradients(device, call, data):
+    """Of the same calls, for a random gradient of the result and perhaps of the log-sum-exp."""
+    (q, k, v), options = call
+    options.pop("return_weights", None)
+    if "attn_mask" in options and options["attn_mask"].dtype != bool:
+        options["attn_mask"] = np.maximum(options["attn_mask"], -9)  # infinities: test_backward.py
+    G = relay(data.draw, draw((*q.shape[:-1], v.shape[-1]), q.dtype, 9))
+    if data.draw(st.booleans()):
+        options["grad_lse"] = draw(q.shape[:-1], compute_dtype(q.dtype), 8)
+    check_backward(G, q, k, v, device=device, **options)
 
 
 @st.composite
