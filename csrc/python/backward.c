@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "doors/torch_backward.h"
 
+#include "attention/backward.h"
 #include "attention/problem.h"
 #include "python/arguments.h"
 #include "python/call.h"
@@ -183,6 +184,21 @@ open_outs(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call
     return 0;
 }
 
+/* Clears the gradients if there is no query or no key: they broadcast to problems without elements, in which
+   nothing is computed. */
+static int
+clear(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *backward,
+      const ca_tensor written[CA_GRADIENTS])
+{
+    CA_NEW_ERROR(error);
+    ca_status status = CA_OK;
+    bool none = ca_tensor_count(&backward->arrays.lse) == 0 || ca_tensor_size(&sdpa->key, 2) == 0;
+    for (int n = 0; none && status == CA_OK && n < CA_GRADIENTS; n++) {
+        status = written[n].data != NULL ? ca_attention_clear_gradient(&written[n], &error) : CA_OK;
+    }
+    return ca_py_error_check(call->state, status, &error);
+}
+
 /* Runs a checked call. Returns a tuple of gradients, None for those that are not needed. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *backward,
@@ -203,7 +219,8 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *back
         results[n].out = backward->out[n];
     }
     if (open_outs(call, sdpa, backward, opened) < 0 ||
-        ca_py_call_outputs(call, results, CA_GRADIENTS) < 0) {
+        ca_py_call_outputs(call, results, CA_GRADIENTS) < 0 ||
+        clear(call, sdpa, backward, written) < 0) {
         goto done;
     }
     for (int n = 0; rows_first && n <= CA_GRADIENT_VALUE; n++) {

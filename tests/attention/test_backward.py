@@ -200,9 +200,24 @@ def test_needs(device):
     ("L", "S", "E", "Ev"), [(0, 3, 2, 2), (3, 0, 2, 2), (3, 4, 0, 2), (3, 4, 2, 0)]
 )
 def test_empty(device, L, S, E, Ev):
+    """Gradients that nothing adds to are zeros, also those of a mask that broadcasts."""
     q, k, v = qkv((2, 2), L=L, S=S, E=E, Ev=Ev)
-    sinks, g = draw((2,)), draw((2, 2, L), seed=3)
-    check_backward(grads(q, k, v), q, k, v, device=device, sinks=sinks, grad_lse=g)
+    options = {"sinks": draw((2,)), "grad_lse": draw((2, 2, L), seed=3)}
+    for shape in ((1, 1), (2, 1, 1, S), (L, 1)):
+        mask = draw(shape)
+        check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask, **options)
+    tensors = [clattn.tensor(a, device=device) for a in (grads(q, k, v), q, k, v, draw((1, 1)))]
+    got, _ = backward(*tensors[:4], device=device, attn_mask=tensors[4], needs=["attn_mask"])
+    assert got.attn_mask.numpy().item() == 0 or min(L, S) > 0
+
+
+def test_an_empty_batch(device):
+    """What broadcasts over a batch without entries has a gradient of zeros."""
+    q, k, v = draw((0, 2, 3, 4)), draw((1, 2, 5, 4)), draw((2, 5, 4))
+    got, _ = backward(draw((0, 2, 3, 4)), q, k, v, device=device)
+    assert got.query.size == 0
+    assert not got.key.any()
+    assert not got.value.any()
 
 
 def test_out(device):
