@@ -26,9 +26,11 @@ from clattn.device import devices, get_default_device, set_default_device, use_d
 from clattn.diagonal import diagonal_matrix, eye, tril, triu
 from clattn.flex import (
     BlockMask,
+    FlexGradients,
     and_masks,
     create_block_mask,
     flex_attention,
+    flex_attention_backward,
     lookup,
     or_masks,
 )
@@ -49,6 +51,7 @@ __all__ = [
     "BlockMask",
     "Device",
     "DeviceError",
+    "FlexGradients",
     "KVCache",
     "Tensor",
     "and_masks",
@@ -60,6 +63,7 @@ __all__ = [
     "eye",
     "flex",
     "flex_attention",
+    "flex_attention_backward",
     "get_default_device",
     "lookup",
     "memory_stats",

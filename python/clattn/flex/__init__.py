@@ -17,15 +17,18 @@ element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any arra
 """
 
 from clattn.flex.attention import flex_attention
+from clattn.flex.backward import FlexGradients, flex_attention_backward
 from clattn.flex.blocks import BlockMask, create_block_mask
 from clattn.flex.masks import and_masks, explain, lookup, or_masks
 
 __all__ = [
     "BlockMask",
+    "FlexGradients",
     "and_masks",
     "create_block_mask",
     "explain",
     "flex_attention",
+    "flex_attention_backward",
     "lookup",
     "or_masks",
 ]

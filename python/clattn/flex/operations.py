@@ -138,8 +138,21 @@ def clip(
     """`minimum(maximum(x, low), high)`; a bound that is None does not bind."""
     low = a_min if min is None else min
     high = a_max if max is None else max
-    clipped = graph.operand(x) if low is None else maximum(graph, x, low)
-    return clipped if high is None else minimum(graph, clipped, high)
+    clipped = (
+        graph.operand(x)
+        if low is None
+        else bounded(graph, maximum, "first of equal maximum", x, low)
+    )
+    if high is None:
+        return clipped
+    return bounded(graph, minimum, "first of equal minimum", clipped, high)
+
+
+def bounded(graph: Graph, extreme: Any, rule: str, x: Any, bound: Any) -> Node:
+    """Return the minimum or maximum of `x` and a bound, whose derivative at ties is of a rule."""
+    a, b = graph.operands(x, bound)
+    node: Node = extreme(graph, a, b)
+    return graph.differ(node, rule, a, b) if node.type == REAL else node
 
 
 def rounding(name: str) -> Callable[[Graph, Any], Node]:
