@@ -18,6 +18,7 @@ from typing import NamedTuple
 from clattn.flex import operations as ops
 from clattn.flex.graph import Graph, Key, Node, operands_of
 from clattn.flex.kinds import REAL
+from clattn.flex.source_lines import definition
 
 __all__ = ["Derivative", "derive"]
 
@@ -119,7 +120,8 @@ class _Sweep:
         name, operands = special or (self.keys[index][0], operands_of(self.keys[index]))
         rule = _RULES.get(name)
         if rule is None:
-            raise ValueError(self.graph.message(f"{name} has no derivative"))
+            mod = self.graph.mod
+            raise ValueError(f"score_mod: {name} has no derivative{definition(mod)}")
         nodes = [self.nodes[operand] for operand in operands]
         return zip(operands, rule(self, g, self.nodes[index], *nodes), strict=True)
 
@@ -156,13 +158,13 @@ class _Sweep:
     def times(self, a: Node, *factors: Node | float) -> Node:
         """Return a product, whose first factor may be the one."""
         for factor in factors:
-            b = self.number(factor) if isinstance(factor, float) else factor
+            b = factor if isinstance(factor, Node) else self.number(factor)
             a = b if a is self.one else ops.multiply(self.graph, a, b)
         return a
 
     def over(self, a: Node | float, b: Node) -> Node:
         """Return a quotient."""
-        return ops.divide(self.graph, self.number(a) if isinstance(a, float) else a, b)
+        return ops.divide(self.graph, a if isinstance(a, Node) else self.number(a), b)
 
     def minus(self, a: Node) -> Node:
         """Return `-a`."""
@@ -170,7 +172,7 @@ class _Sweep:
 
     def plus(self, a: Node, b: Node | float) -> Node:
         """Return a sum."""
-        return ops.add(self.graph, a, self.number(b) if isinstance(b, float) else b)
+        return ops.add(self.graph, a, b if isinstance(b, Node) else self.number(b))
 
     def call(self, name: str, *x: Node) -> Node:
         """Return the node of a function of reals."""
@@ -180,7 +182,7 @@ class _Sweep:
 
     def is_(self, comparison: str, a: Node, b: Node | float) -> Node:
         """Return the bool of a comparison."""
-        other = self.number(b) if isinstance(b, float) else b
+        other = b if isinstance(b, Node) else self.number(b)
         return ops.comparison(comparison)(self.graph, a, other)
 
     def not_(self, a: Node) -> Node:
@@ -296,6 +298,9 @@ _RULES: dict[str, _Rule] = {
     "where": _where,
     "minimum": _extreme("gt", 0.5),
     "maximum": _extreme("lt", 0.5),
+    "at_least": _extreme("lt", 1.0),
+    "at_most": _extreme("gt", 1.0),
+    "rectify": _extreme("lt", 0.0),
     "power": _power,
     "atan2": _angle,
     "hypot": lambda s, g, y, a, b: (s.times(g, s.over(a, y)), s.times(g, s.over(b, y))),
@@ -318,9 +323,6 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("floor", "ceil", "trunc", "rint", "sign"), lambda s, g, y, x: (None,)),
     "floor_div": lambda s, g, y, a, b: (None, None),
     # functions of several operations, which functions.py names
-    "first of equal minimum": _extreme("gt", 1.0),
-    "first of equal maximum": _extreme("lt", 1.0),
-    "second of equal maximum": _extreme("lt", 0.0),
     "where negative": _where_negative,
     "sigmoid": _sigmoid,
     "silu": _silu,

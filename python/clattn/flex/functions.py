@@ -163,7 +163,7 @@ def dot(graph: Graph, x: Any, y: Any) -> Node:
 
 def relu(graph: Graph, x: Any, *, inplace: bool = False) -> Node:
     """`maximum(x, 0)`."""
-    return ops.bounded(graph, ops.maximum, "second of equal maximum", x, 0)
+    return ops.bounded(graph, "rectify", x, 0)
 
 
 def leaky_relu(graph: Graph, x: Any, negative_slope: Any = 0.01, *, inplace: bool = False) -> Node:

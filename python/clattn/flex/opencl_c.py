@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Read", "Slopes", "uses", "write"]
 
 _INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^"})
+_SPELLED = {"at_least": "maximum", "at_most": "minimum", "rectify": "maximum"}
 _PREFIX = {"negate": "-", "invert": "~"}
 _PARAMETERS = {"score": "score", "b": "row->b", "h": "row->h", "q": "row->q", "key": "key"}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -324,4 +325,5 @@ class _Writer:
             return f"{operands[0]} {op} {operands[1]}"
         if op in _PREFIX:
             return f"{_PREFIX[op]}{operands[0]}"
-        return f"{_spell(f'{op}_{TYPE_NAMES[type_]}', kind)}({', '.join(operands)})"
+        function = f"{_SPELLED.get(op, op)}_{TYPE_NAMES[type_]}"
+        return f"{_spell(function, kind)}({', '.join(operands)})"
