@@ -134,6 +134,7 @@ def test_captured(device, dtype):
     check(qkv((2, H), L, S, dtype=dtype), each_index, captured, softcap=3.0, device=device)
 
 
+@pytest.mark.by_turns
 def test_shares_of_rows(device):
     """Of large tables there are few copies: rows that read other elements share one."""
     H, L, S = 3, 150, 70  # 31,500 elements
@@ -164,6 +165,7 @@ def test_shares_of_rows(device):
                  (allowed + np.roll(allowed, -1, 2)).sum(0))  # fmt: skip
 
 
+@pytest.mark.by_turns
 def test_stacked_tables(device):
     """More than four arrays, of which some share an argument of the kernel."""
     tables = tuple(draw((2, 6), seed=n) for n in range(5))
@@ -216,6 +218,7 @@ def test_same_bits(device):
 # ---- the cases of other projects ----
 
 
+@pytest.mark.by_turns
 def test_numbers_that_learn(device):
     """One query, 1, and two keys. A table counts before the softcap; a number may multiply."""
     needs_float64(device)
@@ -237,6 +240,7 @@ def test_numbers_that_learn(device):
     np.testing.assert_allclose(got.captured[1], 0.196612, atol=1e-6)
 
 
+@pytest.mark.by_turns
 def test_what_does_not_matter(device):
     """Zeros for arrays that are read to no end, that a step hides, or that are empty."""
     table, hidden, none = draw((3,)), draw((3,), seed=1), np.zeros((0, 2), float32)
@@ -395,6 +399,7 @@ def test_operations(device):
         assert [by_score[n, 0], by_element[n, 0]] == right, name
 
 
+@pytest.mark.by_turns
 def test_functions_of_torch(device):
     """Derivatives as torch has them, far from 0 and at ties, too."""
     needs_float64(device)
@@ -432,6 +437,7 @@ def test_functions_of_torch(device):
                                    msg=lambda text, n=n: f"operation {n}: {text}")  # fmt: skip
 
 
+@pytest.mark.by_turns
 def test_captured_tensors_of_torch(device):
     """A bias made from the query: its gradient goes both ways. A parameter's dtype is kept."""
     torch = pytest.importorskip("torch")
