@@ -166,6 +166,20 @@ def test_shares_of_rows(device):
 
 
 @pytest.mark.by_turns
+def test_several_problems(device):
+    """Dimensions that broadcast one by one are several launches, which add to one gradient."""
+
+    def mod_of(by_head, by_entry):
+        def mod(score, b, h, q_idx, kv_idx):
+            return score * lookup(by_head, h) + lookup(by_entry, b, kv_idx)
+
+        return mod
+
+    q, k, v = draw((2, 1, 3, 2, 4, 8)), draw((1, 2, 3, 2, 5, 8)), draw((2, 2, 1, 2, 5, 8))
+    check((q, k, v), mod_of, (draw((2,)), draw((12, 5))), device=device)
+
+
+@pytest.mark.by_turns
 def test_stacked_tables(device):
     """More than four arrays, of which some share an argument of the kernel."""
     tables = tuple(draw((2, 6), seed=n) for n in range(5))
