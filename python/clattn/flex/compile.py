@@ -23,6 +23,7 @@ __all__ = [
     "MASK_PARAMETERS",
     "SCORE_PARAMETERS",
     "Mods",
+    "find_learnable",
     "run_mask",
     "takes",
     "trace_backward",
@@ -111,6 +112,20 @@ def trace_both(
             score = _run_score(graph, score_mod, arguments)
             both = _mods_of(graph, score, mask)
         return alone, both
+    finally:
+        graph.close()
+
+
+def find_learnable(score_mod: Callable[..., Any], like: Any = None) -> tuple[Any, ...]:
+    """Call the function once; return the tensors that it reads and that require gradients.
+
+    TypeError and ValueError as of `trace_mods`.
+    """
+    graph = Graph(like)
+    graph.learnable = []
+    try:
+        _run_score(graph, score_mod, tuple(map(Symbol, graph.parameters())))
+        return tuple({id(array): array for array in graph.learnable}.values())
     finally:
         graph.close()
 

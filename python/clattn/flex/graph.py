@@ -113,6 +113,8 @@ class Graph:
         The places, among these, of those that the score_mod has read.
     captured_numbers : list of pairs
         The place of each that is read as a number, and the number's node.
+    learnable : list of arrays or None
+        Those that require gradients, where they are gathered and not refused.
     specials : dict
         By the index of a node whose derivative is not that of its operation: the name of a rule of
         `clattn.flex.derivatives`, and the indexes of the rule's operands.
@@ -124,6 +126,7 @@ class Graph:
         "captured",
         "captured_numbers",
         "closed",
+        "learnable",
         "like",
         "lists",
         "mod",
@@ -140,6 +143,7 @@ class Graph:
         self.like = like
         self.captured = captured
         self.read: set[int] = set()
+        self.learnable: list[Any] | None = None
         self.captured_numbers: list[tuple[int, Node]] = []
         self.specials: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.most = MOST_OPERATIONS
@@ -391,12 +395,16 @@ class Graph:
         return TypeError(self.message(text))
 
     def _check_gradients(self, array: Any) -> None:
-        if requires_gradients(array) and self.note_read(array) is None:
+        if not requires_gradients(array) or self.note_read(array) is not None:
+            return
+        if self.learnable is not None:
+            self.learnable.append(array)
+        else:
             raise ValueError(
                 self.message(
-                    f"a captured tensor of shape {tuple(array.shape)} requires gradients, which "
-                    "clattn does not compute; call under torch.no_grad(), or capture "
-                    "tensor.detach()"
+                    f"a captured tensor of shape {tuple(array.shape)} requires gradients; call "
+                    "clattn.torch.flex_attention, which computes them, call under "
+                    "torch.no_grad(), or capture tensor.detach()"
                 )
             )
 
