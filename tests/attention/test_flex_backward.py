@@ -31,7 +31,7 @@ def backward(arrays, grad_output, *, device, **options):
     )
 
 
-def check(arrays, mod_of=None, captured=(), *, device, block_mask=None, **options):
+def check_gradients(arrays, mod_of=None, captured=(), *, device, block_mask=None, **options):
     """Compare all gradients with the oracle's, for random gradients of output and lse."""
     lead = np.broadcast_shapes(*[a.shape[:-3] for a in arrays])
     heads = max(a.shape[-3] for a in arrays)
@@ -79,7 +79,9 @@ def needs_float64(device):
 def test_gallery(device, name):
     """129 rows and keys are no multiple of a block."""
     score_mod, mask_mod = GALLERY[name]
-    got = check(qkv((1, 2), 129, 129), lambda: score_mod, mask_mod=mask_mod, device=device)
+    got = check_gradients(
+        qkv((1, 2), 129, 129), lambda: score_mod, mask_mod=mask_mod, device=device
+    )
     assert all(np.isfinite(g).all() for g in got[:3])
 
 
@@ -89,14 +91,15 @@ def test_blocks_and_options(device):
     q, k, v = qkv((2, 4), 19, 47, dtype=np.float16)
     k, v = k[:, :2], v[:, :2]
     block_mask = clattn.create_block_mask(mask_mod, None, None, 64, 64, device, 16)
-    check((q, k, v), lambda: score_mod, block_mask=block_mask, enable_gqa=True, softcap=1.5,
-          sinks=draw((4,)), query_offset=[3, 30], device=device)  # fmt: skip
+    check_gradients(
+        (q, k, v), lambda: score_mod, block_mask=block_mask, enable_gqa=True, softcap=1.5,
+        sinks=draw((4,)), query_offset=[3, 30], device=device)  # fmt: skip
 
 
 def test_without_mods(device):
     """As scaled_dot_product_attention, with the forward pass of the device."""
     arrays, sinks = qkv((2, 3), 5, 7), draw((3,))
-    check(arrays, sinks=sinks, softcap=2.0, device=device)
+    check_gradients(arrays, sinks=sinks, softcap=2.0, device=device)
     output, lse = flex_attention(*arrays, sinks=sinks, return_lse=True, device=device)
     got = flex_attention_backward(output, *arrays, output, lse, sinks=sinks, needs=["key"],
                                   device=device)  # fmt: skip
@@ -131,7 +134,9 @@ def test_captured(device, dtype):
         needs_float64(device)
     H, L, S = 2, 5, 6
     captured = captured_of(H, L, S, float64 if dtype == float64 else float32)
-    check(qkv((2, H), L, S, dtype=dtype), each_index, captured, softcap=3.0, device=device)
+    check_gradients(
+        qkv((2, H), L, S, dtype=dtype), each_index, captured, softcap=3.0, device=device
+    )
 
 
 @pytest.mark.by_turns
@@ -176,7 +181,7 @@ def test_several_problems(device):
         return mod
 
     q, k, v = draw((2, 1, 3, 2, 4, 8)), draw((1, 2, 3, 2, 5, 8)), draw((2, 2, 1, 2, 5, 8))
-    check((q, k, v), mod_of, (draw((2,)), draw((12, 5))), device=device)
+    check_gradients((q, k, v), mod_of, (draw((2,)), draw((12, 5))), device=device)
 
 
 @pytest.mark.by_turns
@@ -190,7 +195,7 @@ def test_stacked_tables(device):
 
         return mod
 
-    check(qkv((2, 2), 5, 6), mod_of, tables, device=device)
+    check_gradients(qkv((2, 2), 5, 6), mod_of, tables, device=device)
 
 
 def test_same_bits(device):

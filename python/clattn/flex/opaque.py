@@ -18,7 +18,6 @@ def opaque(function: FunctionT) -> FunctionT:
     A mod is called with symbols, which the compiler cannot follow. Nothing imports torch: its
     compiler is there if it runs.
     """
-
     disabled: dict[Any, Any] = {}  # by the compiler's function; a cache of functools it warns of
 
     @functools.wraps(function)
