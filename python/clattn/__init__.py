@@ -7,7 +7,8 @@ values for decoding, and ``clattn.merge_attention`` joins results over parts of 
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
-``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
+``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``), and
+``clattn.flex_attention_backward`` differentiates the scores.
 ``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
 used, because they need packages that clattn does not install. Importing clattn touches no OpenCL;
 the first call that needs a device opens it.
