@@ -40,10 +40,17 @@ has_elements(const ca_attention *attention, ca_attention_role role)
     return ca_attention_extent(attention, role).bytes > 0;
 }
 
+/* Captured arrays whose gradients the problem asks for. */
+static int
+captured_count(const ca_attention *attention)
+{
+    return attention->mods != NULL ? attention->mods->captured_count : 0;
+}
+
 bool
 ca_attention_has_gradients(const ca_attention *attention)
 {
-    bool any = false;
+    bool any = captured_count(attention) > 0;
     for (int n = 0; n < GRADIENTS; n++) {
         any = any || ca_attention_has(attention, gradients[n].role);
     }
@@ -111,6 +118,14 @@ start_step(const ca_attention *attention, const ca_operand *numbers, ca_attentio
 }
 
 static void
+remove_optional(ca_attention *step)
+{
+    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_FIRST_GRADIENT; role++) {
+        ca_attention_remove(step, role);
+    }
+}
+
+static void
 plan_step(const ca_device_info *info, ca_launched *launched, uint32_t gradient,
           const int64_t grid[CA_ATTENTION_GRID_DIMS])
 {
@@ -150,9 +165,7 @@ plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_
     const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
     ca_attention *step = &launched->attention;
     start_step(attention, numbers, step);
-    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_FIRST_GRADIENT; role++) {
-        ca_attention_remove(step, role);
-    }
+    remove_optional(step);
     step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_OUTPUT] = attention->operands[CA_ATTENTION_GRAD_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
@@ -191,6 +204,127 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
               grid);
 }
 
+/* ---- arrays that the score_mod reads ---- */
+
+/* Work-items that share the rows, and sums that their copies of a gradient have, at most: 32 MiB of float32.
+   A copy may have more sums. These numbers decide the order of additions, so no device changes them. */
+#define SHARES    1024
+#define MOST_SUMS (INT64_C(1) << 22)
+
+/* How the rows of a problem are shared. */
+typedef struct {
+    int64_t groups; /* of rows that add to other elements than those of other groups */
+    int64_t copies; /* of the gradient, and shares of a group */
+    uint32_t apart; /* as in ca_captured */
+} shares;
+
+static shares
+share_rows(const ca_attention *attention, const ca_captured *captured, int64_t elements)
+{
+    const int64_t *batch = attention->batch;
+    int64_t heads = attention->mods->numbers[CA_NUMBER_OF_HEADS];
+    heads = heads > 0 ? heads : 1;
+    const int64_t sizes[] = {batch[0] * batch[1] * batch[2] / heads, heads, attention->L};
+    int64_t copies = ca_smaller(SHARES, MOST_SUMS / elements);
+    int64_t rows = 1;
+    shares found = {1, 1, 0};
+    /* Without room for copies, rows have to be kept apart. */
+    for (int d = 0; d < 3; d++) {
+        bool is_apart = copies < SHARES && (captured->apart >> d & 1) != 0;
+        found.apart |= (uint32_t)is_apart << d;
+        *(is_apart ? &found.groups : &rows) *= sizes[d];
+    }
+    int64_t wanted = found.groups > 0 ? ca_divide_up(SHARES, found.groups) : 1;
+    copies = ca_smaller(ca_smaller(copies, wanted), rows);
+    found.copies = copies > 1 ? copies : 1;
+    return found;
+}
+
+/* A matrix of sums for each copy, in the memory of `storage`. */
+static ca_operand
+sums_in(ca_storage *storage, const ca_attention *attention, int64_t copies, int64_t elements)
+{
+    ca_block *block = ca_storage_block(storage);
+    return (ca_operand){
+        .dtype = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32,
+        .data = block->address,
+        .block = block,
+        .rows = copies,
+        .columns = 2 * elements,
+        .row_stride = 2 * elements,
+        .column_stride = 1,
+        .memory = {.data = block->address, .bytes = block->bytes},
+    };
+}
+
+/* Plan a step whose operands are set. */
+static void
+plan_captured(const ca_device_info *info, ca_launched *launched, int products, int64_t copies,
+              uint32_t gradient, int64_t rows, int64_t columns)
+{
+    const int64_t grid[] = {1, 1, 1, rows, columns};
+    launched->products = products;
+    launched->adds = true; /* to sums that a step before has left */
+    plan_step(info, launched, gradient, grid);
+    launched->plan.splits = copies;
+}
+
+/* The gradient of one array: three steps, of which the second one needs rows. */
+static ca_status
+run_captured(ca_device *device, const ca_attention *attention, const ca_operand *numbers,
+             const ca_captured *captured, ca_launched *steps, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_device_info *info = ca_device_get_info(device);
+    ca_storage *storage = NULL;
+    int64_t elements = ca_tensor_count(&captured->gradient);
+    int64_t bytes;
+    int count = 0;
+    if (elements == 0) {
+        return CA_OK;
+    }
+    shares found = share_rows(attention, captured, elements);
+    uint32_t array = CA_BACKWARD_CAPTURED_ARRAY * captured->number;
+    int64_t sizes[] = {found.copies, elements, 2, ca_plan_real_bytes(attention)};
+    CA_TRY(ca_shape_count(4, sizes, "a captured array", &bytes, error));
+    CA_TRY(ca_storage_new(device, (size_t)bytes, "sums of a captured array's gradient", &storage,
+                          error));
+    const ca_operand sums = sums_in(storage, attention, found.copies, elements);
+    ca_launched *clear = &steps[count++];
+    start_step(attention, numbers, &clear->attention);
+    remove_optional(&clear->attention);
+    clear->attention.operands[CA_ATTENTION_OUTPUT] = sums;
+    plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR, found.copies, 2 * elements);
+    if (numbers->data != NULL) {
+        ca_launched *pairs = &steps[count++];
+        start_step(attention, numbers, &pairs->attention);
+        ca_attention_remove(&pairs->attention, CA_ATTENTION_SINKS);
+        pairs->attention.operands[CA_ATTENTION_OUTPUT] = sums;
+        plan_captured(info, pairs, 3, found.copies,
+                      CA_BACKWARD_CAPTURED | CA_BACKWARD_APART * found.apart | array, found.groups,
+                      found.copies);
+    }
+    ca_launched *total = &steps[count++];
+    ca_tensor flat = {.dtype = captured->gradient.dtype,
+                      .ndim = 2,
+                      .data = captured->gradient.data,
+                      .block = captured->gradient.block,
+                      .shape = {1, elements},
+                      .strides = {elements, 1}};
+    start_step(attention, &sums, &total->attention);
+    remove_optional(&total->attention);
+    ca_attention_set_output(&total->attention, &flat);
+    bool adds = attention->first_row > 0; /* an earlier problem of the call has written there */
+    plan_captured(info, total, 0, found.copies,
+                  CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
+                      CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
+                  1, elements);
+    CA_TRY(ca_attention_launch_all(device, steps, count, error));
+done:
+    ca_storage_release(storage);
+    return status;
+}
+
 ca_status
 ca_attention_run_backward(ca_device *device, const ca_attention *attention, ca_error *error)
 {
@@ -226,6 +360,10 @@ ca_attention_run_backward(ca_device *device, const ca_attention *attention, ca_e
         }
     }
     CA_TRY(ca_attention_launch_all(device, steps, count, error));
+    for (int n = 0; n < captured_count(attention); n++) {
+        CA_TRY(
+            run_captured(device, attention, &numbers, &attention->mods->captured[n], steps, error));
+    }
 done:
     free(steps);
     ca_storage_release(storage);

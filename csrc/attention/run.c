@@ -27,6 +27,7 @@ ca_attention_is_trivial(const ca_attention *attention)
         writes =
             writes || (ca_attention_is_result(role) && attention->operands[role].memory.bytes != 0);
     }
+    writes = writes || (attention->mods != NULL && attention->mods->captured_count > 0);
     return !writes || (attention->T == 0 && !ca_attention_has_gradients(attention));
 }
 

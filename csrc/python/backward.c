@@ -12,13 +12,16 @@
 #include "python/torch.h"
 
 /* The arguments of _core.pyi. gradients.py explains each. */
+#define CA_PY_CAPTURED 16 /* captured arrays, at most: as in python/clattn/flex/backward.py */
+
 #define BACKWARD(ROW, STAR)                                                                        \
     CA_PY_SDPA_TAKEN(ROW, STAR)                                                                    \
     ROW(GRAD_OUTPUT, "grad_output=None")                                                           \
     ROW(OUTPUT, "output=None")                                                                     \
     ROW(LSE, "lse=None")                                                                           \
     ROW(GRAD_LSE, "grad_lse=None")                                                                 \
-    ROW(NEEDS, "needs=None")
+    ROW(NEEDS, "needs=None")                                                                       \
+    ROW(CAPTURED, "captured=None")
 enum { CA_PY_SLOTS(BACKWARD) ARGUMENTS };
 const char *const ca_py_backward_arguments[] = CA_PY_TEXTS(BACKWARD);
 
@@ -35,12 +38,21 @@ static const struct {
     [CA_GRADIENT_SINKS] = {"sinks", "that of sinks", SINKS},
 };
 
+/* The gradients of arrays that a score_mod reads. */
+typedef struct {
+    PyObject *likes[CA_PY_CAPTURED]; /* borrowed: the arrays */
+    int64_t shapes[CA_PY_CAPTURED][CA_TABLE_DIMS];
+    ca_captured arrays[CA_PY_CAPTURED];
+    int count;
+} captured_arrays;
+
 /* The arrays of a call beside those of the forward pass, and what it gives. */
 typedef struct {
     ca_torch_backward arrays;
     bool needs[CA_GRADIENTS];
     PyObject *out[CA_GRADIENTS];   /* borrowed; NULL: a new array */
     ca_tensor likes[CA_GRADIENTS]; /* what the gradients belong to, as the caller gave it */
+    captured_arrays captured;
 } backward_call;
 
 static int
@@ -87,6 +99,47 @@ parse_needs(PyObject *const *args, const ca_torch_sdpa *sdpa, ca_py_call *call,
                ? 0
                : ca_py_call_host_array(call, args[SINKS], "sinks", CA_TAKES_FLOATS,
                                        &likes[CA_GRADIENT_SINKS]);
+}
+
+/* Reads `captured`: None, or a tuple of (array, dtype, shape, apart) that flex/backward.py makes. Each is the array that
+   the text of mods gives this number. */
+static int
+parse_captured(PyObject *const *args, ca_py_call *call, captured_arrays *captured)
+{
+    captured->count = 0;
+    if (args[CAPTURED] == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(args[CAPTURED]) || PyTuple_GET_SIZE(args[CAPTURED]) > CA_PY_CAPTURED) {
+        return ca_py_wrong_type("captured", "a tuple of few arrays", args[CAPTURED]);
+    }
+    for (int n = 0; n < (int)PyTuple_GET_SIZE(args[CAPTURED]); n++) {
+        ca_captured *array = &captured->arrays[n];
+        PyObject *shape;
+        int dtype;
+        unsigned apart;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(args[CAPTURED], n), "OiO!I", &captured->likes[n],
+                              &dtype, &PyTuple_Type, &shape, &apart)) {
+            return -1;
+        }
+        if (ca_py_call_note(call, captured->likes[n], "captured") < 0) {
+            return -1;
+        }
+        if (PyTuple_GET_SIZE(shape) > CA_TABLE_DIMS) {
+            return ca_py_wrong_type("captured", "arrays of few dimensions", shape);
+        }
+        *array = (ca_captured){.number = (uint32_t)n, .apart = apart};
+        array->gradient.dtype = (ca_dtype)dtype;
+        array->gradient.ndim = (int)PyTuple_GET_SIZE(shape);
+        for (int d = 0; d < array->gradient.ndim; d++) {
+            captured->shapes[n][d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+        }
+        if (PyErr_Occurred() != NULL) {
+            return -1;
+        }
+        captured->count++;
+    }
+    return 0;
 }
 
 /* Reads `out`: None, or a sequence of an array or None for each gradient. */
@@ -199,16 +252,19 @@ clear(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *ba
     return ca_py_error_check(call->state, status, &error);
 }
 
-/* Runs a checked call. Returns a tuple of gradients, None for those that are not needed. */
+/* Runs a checked call. Returns a tuple of gradients, None for those that are not needed; those of captured arrays
+   come last. */
 static PyObject *
-run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *backward,
-    bool rows_first, PyObject *const *args)
+run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, bool rows_first,
+    PyObject *const *args)
 {
     PyObject *answer = NULL;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor written[CA_GRADIENTS];
-    ca_py_output results[CA_GRADIENTS];
+    captured_arrays *captured = &backward->captured;
+    ca_py_output results[CA_GRADIENTS + CA_PY_CAPTURED];
+    const int count = CA_GRADIENTS + captured->count;
     ca_py_out opened[CA_GRADIENTS];
     for (int n = 0; n < CA_GRADIENTS; n++) {
         const ca_tensor *like = &backward->likes[n];
@@ -218,8 +274,13 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *back
                                      like->ndim, like->shape, &written[n]);
         results[n].out = backward->out[n];
     }
+    for (int n = 0; n < captured->count; n++) {
+        ca_tensor *gradient = &captured->arrays[n].gradient;
+        results[CA_GRADIENTS + n] = ca_py_output_of(true, captured->likes[n], gradient->dtype,
+                                                    gradient->ndim, captured->shapes[n], gradient);
+    }
     if (open_outs(call, sdpa, backward, opened) < 0 ||
-        ca_py_call_outputs(call, results, CA_GRADIENTS) < 0 ||
+        ca_py_call_outputs(call, results, count) < 0 ||
         clear(call, sdpa, backward, written) < 0) {
         goto done;
     }
@@ -238,12 +299,12 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *back
             goto done;
         }
     }
-    answer = ca_py_call_give_all(call, results, CA_GRADIENTS);
+    answer = ca_py_call_give_all(call, results, count);
 done:
     for (int n = 0; n < CA_GRADIENTS; n++) {
         ca_py_out_close(&opened[n]);
     }
-    ca_py_call_clear(results, CA_GRADIENTS);
+    ca_py_call_clear(results, count);
     return answer;
 }
 
@@ -284,8 +345,13 @@ scaled_dot_product_attention_backward(PyObject *module, PyObject *const *given, 
         ca_py_sdpa_parse(args, &call, &sdpa, &mods, &rows_first) == 0 &&
         parse_results(args, &call, &backward) == 0 &&
         parse_needs(args, &sdpa, &call, &backward) == 0 && parse_out(args, &call, &backward) == 0 &&
+        parse_captured(args, &call, &backward.captured) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, check(&sdpa, &backward, rows_first, &error), &error) == 0) {
+        if (sdpa.mods != NULL) {
+            mods.captured = backward.captured.arrays;
+            mods.captured_count = backward.captured.count;
+        }
         answer = run(&call, &sdpa, &backward, rows_first, args);
     }
     ca_py_mods_free(&mods);

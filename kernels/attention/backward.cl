@@ -16,16 +16,26 @@
  *     mask        output[i, j] = grad_score
  *     sinks       output[h] = - sum_i exp(sink[h] - base) / sum * delta[i]
  *
+ * The gradient of an array that the user's score_mod reads has three steps. Each of some work-items takes a
+ * fixed share of the rows. It adds their pairs to a copy of the gradient: sums with what they have lost.
+ * Work-items of one copy never add to the same element.
+ *
+ *     clear       output[copy] = 0
+ *     captured    output[copy, n] += grad_score * slope * derivative of the score by element n
+ *     total       output[n] = sum of lse[copy, n]
+ *
  * A result is summed over each dimension along which its stride is 0. The base and the sum are computed
  * anew, because a float's log-sum-exp of large scores has no room for the logarithm of the sum. The
  * kernel never reads an excluded key.
  *
- *     work-item n  of rows and deltas: row n; else result n, or COLUMNS results side by side
+ *     work-item n  of rows and deltas: row n; of captured: share n; else result n, or COLUMNS results side by
+ *                  side
  *
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define IS_BACKWARD
-#include "kernels/attention/rows.clh" /* find_row, sum_weights */
+#include "kernels/attention/captured.clh" /* long_sum; before the user's text */
+#include "kernels/attention/rows.clh"     /* find_row, sum_weights */
 
 #define COLUMNS CA_REFERENCE_COLUMNS /* of a query's, a key's or a value's gradient */
 
@@ -65,22 +75,6 @@ find_entry(const divided_batch *divided, const ca_int64 *own, ca_int64 n, ca_int
     }
 }
 
-/* A sum of many terms, with what its additions have lost. */
-typedef struct {
-    real sum;
-    real lost;
-} long_sum;
-
-INLINED void
-add_term(long_sum *sum, real term)
-{
-    const real corrected = term - sum->lost;
-    const real next = sum->sum + corrected;
-    const real lost = (next - sum->sum) - corrected;
-    sum->lost = is_finite(lost) ? lost : REAL(0.0); /* a sum that overflows stays infinite */
-    sum->sum = next;
-}
-
 /* --- one pair of query and key ------------------------------------------------------ */
 
 /* A row, the numbers of its softmax, and the gradient of its output. */
@@ -105,11 +99,13 @@ find_gradient_row(gradient_row *state, const attention_call *call, const ca_int6
     state->grad_output = call->grad_output + ca_offset(VIEW(params, GRAD_OUTPUT), batch, i, 0);
 }
 
-/* The weight of a pair, the factor by which dropout keeps it, and the slope of its score. */
+/* The weight of a pair, the factor by which dropout keeps it, and the slope of its score: that of the softcap.
+   `product` is the score before the user's score_mod. */
 typedef struct {
     real weight;
     real kept;
     real slope;
+    real product;
 } pair_state;
 
 /* Computes these for key j. False if the key is excluded. */
@@ -122,8 +118,8 @@ find_pair(const gradient_row *state, ca_int64 j, pair_state *pair)
     if (added == -INFINITY) {
         return false;
     }
-    const real score =
-        MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
+    pair->product = product_with(row, j);
+    const real score = MODIFY_SCORE(row->call, &row->addends.mod, (int)j, pair->product, &added);
     const real capped = cap_score(params, score);
     const real share = capped * ca_inverse_softcap(params); /* tanh, where there is a softcap */
     const bool drops = USES(params, DROPOUT) && ca_drops(params, row->number, j);
@@ -158,7 +154,12 @@ grad_score_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
 INLINED real
 grad_product_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
 {
-    return grad_score_of(state, j, pair) * pair->slope * ca_scale(state->row.call->params);
+    const attention_call *call = state->row.call;
+    real slope = pair->slope;
+#if HAS_SCORE_MOD
+    slope *= mod_score_slope(call, &state->row.addends.mod, (int)j, pair->product);
+#endif
+    return grad_score_of(state, j, pair) * slope * ca_scale(call->params);
 }
 
 /* --- sums over keys, and over rows --------------------------------------------------- */
@@ -254,6 +255,65 @@ add_sink_term(const attention_call *call, const ca_int64 *batch, ca_int64 i, lon
     }
 }
 
+/* --- arrays that the score_mod reads ---------------------------------------------------- */
+
+#if HAS_SCORE_MOD
+
+/* Adds to a copy of the gradient what the pairs of row i give. */
+CALLED void
+add_row_captured(const attention_call *call, const ca_int64 *batch, ca_int64 i, __global real *sums)
+{
+    const int which = (int)(call->params->own / CA_BACKWARD_CAPTURED_ARRAY);
+    gradient_row state;
+    find_gradient_row(&state, call, batch, i);
+    const row_state *row = &state.row;
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(call); j0 += BLOCK) {
+        PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+            pair_state pair;
+            if (find_pair(&state, j, &pair)) {
+                add_captured(call, &row->addends.mod, (int)j, pair.product,
+                             grad_score_of(&state, j, &pair) * pair.slope, which, sums);
+            }
+        }
+    }
+}
+
+/* Share `item` of the rows. Shares that the gradient keeps apart have the same copy. */
+INLINED void
+write_captured(const attention_call *call, ca_int64 item)
+{
+    const ca_attention_params *params = call->params;
+    const ca_int64 heads = call->numbers[CA_NUMBER_OF_HEADS];
+    const ca_int64 entries = ca_divide(count_of(params->batch), heads);
+    const ca_int64 sizes[] = {entries, heads, params->L};
+    const ca_int64 copies = params->splits;
+    divided_batch divided;
+    for (int d = 0; d < 3; d++) {
+        const bool is_apart = (params->own & CA_BACKWARD_APART << d) != 0;
+        divided.own[d] = is_apart ? sizes[d] : 1;
+        divided.shared[d] = is_apart ? 1 : sizes[d];
+    }
+    const ca_int64 group = ca_divide(item, copies);
+    const ca_int64 copy = item - group * copies;
+    if (group >= count_of(divided.own)) {
+        return;
+    }
+    const ca_int64 rows = count_of(divided.shared);
+    const ca_int64 share = ca_divide(rows + copies - 1, copies);
+    __global real *sums = (__global real *)call->output + copy * params->output.row;
+    ca_int64 own[CA_BATCH_DIMS];
+    ca_unravel(group, divided.own, own);
+    PLAIN_FOR (ca_int64 n = copy * share; n < min((copy + 1) * share, rows); n++) {
+        ca_int64 place[CA_BATCH_DIMS]; /* entry, head, row */
+        ca_int64 batch[CA_BATCH_DIMS];
+        find_entry(&divided, own, n, place);
+        ca_unravel(place[0] * heads + place[1], params->batch, batch);
+        add_row_captured(call, batch, place[2], sums);
+    }
+}
+
+#endif
+
 /* --- results ------------------------------------------------------------------------- */
 
 /* Writes number n of a result, of the dtype in params.own, or adds to it. */
@@ -261,7 +321,7 @@ INLINED void
 store_result(const attention_call *call, real value, ca_int64 n)
 {
     const uint gradient = call->params->own;
-    const uint dtype = gradient / CA_BACKWARD_DTYPE;
+    const uint dtype = gradient / CA_BACKWARD_DTYPE % CA_BACKWARD_DTYPES;
     __global void *output = call->output;
     if (gradient & CA_BACKWARD_ADDS) {
         value += load_of_dtype(output, n, dtype);
@@ -331,6 +391,42 @@ write_number(const attention_call *call, const divided_batch *divided, const ca_
         }
     }
     store_result(call, total.sum, ca_offset(&params->output, own, r, c));
+}
+
+/* Element n of a gradient, of all copies. */
+INLINED void
+write_total(const attention_call *call, ca_int64 n)
+{
+    const ca_attention_params *params = call->params;
+    __global const real *sums = call->lse + params->lse.offset + 2 * n;
+    long_sum total = {REAL(0.0), REAL(0.0)};
+    PLAIN_FOR (ca_int64 copy = 0; copy < params->splits; copy++) {
+        add_term(&total, sums[copy * params->lse.row]);
+        add_term(&total, -sums[copy * params->lse.row + 1]);
+    }
+    store_result(call, total.sum, params->output.offset + n);
+}
+
+/* A step of the gradient of an array that the score_mod reads. */
+INLINED void
+write_step_of_captured(const attention_call *call, ca_int64 item)
+{
+    const ca_attention_params *params = call->params;
+    const uint step = STEP_OF(params);
+    if (step == CA_BACKWARD_CLEAR) {
+        if (item < params->splits * params->output.row) {
+            ((__global real *)call->output)[item] = REAL(0.0);
+        }
+    } else if (step == CA_BACKWARD_TOTAL) {
+        if (item < ca_divide(params->lse.row, 2)) {
+            write_total(call, item);
+        }
+    }
+#if HAS_SCORE_MOD
+    else {
+        write_captured(call, item);
+    }
+#endif
 }
 
 /* The result of work-item `item`. */
@@ -408,7 +504,9 @@ attention_backward(ATTENTION_ARGUMENTS)
 {
     DEFINE_CALL(call);
     const ca_int64 item = item_of(&params);
-    if (STEP_OF(&params) > CA_BACKWARD_DELTAS) {
+    if (STEP_OF(&params) > CA_BACKWARD_SINKS) {
+        write_step_of_captured(&call, item);
+    } else if (STEP_OF(&params) > CA_BACKWARD_DELTAS) {
         write_result(&call, item);
     } else if (item < count_of(params.batch) * params.L) {
         write_row(&call, item);

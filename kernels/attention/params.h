@@ -114,9 +114,18 @@ typedef struct {
 #define CA_BACKWARD_VALUE  5u
 #define CA_BACKWARD_MASK   6u
 #define CA_BACKWARD_SINKS  7u
-#define CA_BACKWARD_STEPS  15u /* the bits of these */
-#define CA_BACKWARD_ADDS   16u /* the step adds to what stands in its result */
-#define CA_BACKWARD_DTYPE  32u /* times the dtype of the result */
+/* Steps of the gradient of an array that a score_mod reads. */
+#define CA_BACKWARD_CLEAR    8u
+#define CA_BACKWARD_CAPTURED 9u
+#define CA_BACKWARD_TOTAL    10u
+#define CA_BACKWARD_STEPS    15u /* the bits of these */
+#define CA_BACKWARD_ADDS     16u /* the step adds to what stands in its result */
+#define CA_BACKWARD_DTYPE    32u /* times the dtype of the result, */
+#define CA_BACKWARD_DTYPES   16u /* which is one of so many */
+/* Rows of other batch entries add to other elements of the array. The two bits above say the same of heads, and
+   of the rows of a head. */
+#define CA_BACKWARD_APART          512u
+#define CA_BACKWARD_CAPTURED_ARRAY 4096u /* times the array's number */
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff

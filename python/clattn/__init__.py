@@ -7,7 +7,8 @@ values for decoding, and ``clattn.merge_attention`` joins results over parts of 
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
-``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
+``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``), and
+``clattn.flex_attention_backward`` differentiates the scores.
 ``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
 used, because they need packages that clattn does not install. Importing clattn touches no OpenCL;
 the first call that needs a device opens it.
@@ -26,9 +27,11 @@ from clattn.device import devices, get_default_device, set_default_device, use_d
 from clattn.diagonal import diagonal_matrix, eye, tril, triu
 from clattn.flex import (
     BlockMask,
+    FlexGradients,
     and_masks,
     create_block_mask,
     flex_attention,
+    flex_attention_backward,
     lookup,
     or_masks,
 )
@@ -49,6 +52,7 @@ __all__ = [
     "BlockMask",
     "Device",
     "DeviceError",
+    "FlexGradients",
     "KVCache",
     "Tensor",
     "and_masks",
@@ -60,6 +64,7 @@ __all__ = [
     "eye",
     "flex",
     "flex_attention",
+    "flex_attention_backward",
     "get_default_device",
     "lookup",
     "memory_stats",

@@ -239,7 +239,8 @@ def scaled_dot_product_attention_backward(
     lse: Array | None = None,
     grad_lse: Array | None = None,
     needs: tuple[bool, ...] | None = None,
-) -> tuple[Any, Any, Any, Any, Any]: ...
+    captured: tuple[tuple[Any, int, tuple[int, ...], int], ...] | None = None,
+) -> tuple[Any, ...]: ...
 def find_blocks(
     mods: _Mods,
     B: int,

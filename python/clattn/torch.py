@@ -37,6 +37,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from clattn._arguments.autocast import autocast
 from clattn._parts.torch_operator import Options, allocate, attend, device_number
+from clattn.flex.torch_function import flex_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "call_counts",
+    "flex_attention",
     "is_patched",
     "patch",
     "scaled_dot_product_attention",

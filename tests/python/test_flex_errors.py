@@ -10,7 +10,8 @@ import re
 import clattn
 import numpy as np
 import pytest
-from clattn.flex import explain, trace_mods
+from clattn.flex import explain
+from clattn.flex.compile import trace_mods
 from support.loops import looped
 
 lookup, where = clattn.lookup, np.where

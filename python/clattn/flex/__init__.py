@@ -13,19 +13,23 @@ Numbers and arrays that a mod captures are data: other values need no other prog
 beyond float32 becomes the largest float32, in calls that compute in float32. ``table[h]`` reads an
 element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
 
-``explain(mod)`` prints the OpenCL C of a mod.
+``explain(mod)`` prints the OpenCL C of a mod. ``flex_attention_backward`` differentiates a
+score_mod, also by the arrays that it reads.
 """
 
 from clattn.flex.attention import flex_attention
+from clattn.flex.backward import FlexGradients, flex_attention_backward
 from clattn.flex.blocks import BlockMask, create_block_mask
 from clattn.flex.masks import and_masks, explain, lookup, or_masks
 
 __all__ = [
     "BlockMask",
+    "FlexGradients",
     "and_masks",
     "create_block_mask",
     "explain",
     "flex_attention",
+    "flex_attention_backward",
     "lookup",
     "or_masks",
 ]

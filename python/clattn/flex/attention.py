@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         kernel_options: dict[str, Any] | None
 
 
-__all__ = ["attend_with_mods", "flex_attention"]
+__all__ = ["attend_with_mods", "flex_attention", "read_block_mask"]
 
 
 @overload
@@ -221,21 +221,7 @@ def flex_attention(
         _warn_of_kernel_options()
     if return_aux is not None:
         _check_request(return_aux, return_lse)
-    blocks = None
-    if block_mask is not None:
-        if mask_mod is not None:
-            raise TypeError("mask_mod and block_mask are both given; expected one of them")
-        given: Any = block_mask
-        if not isinstance(given, BlockMask):
-            given = from_torch(given, _device_of(query, device))
-        if given is None:
-            raise TypeError(
-                f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
-                "create_block_mask makes, or mask_mod=… for a function"
-            )
-        block_mask = given
-        mask_mod = given.mask_mod
-        blocks = given.for_kernels()
+    block_mask, mask_mod, blocks = read_block_mask(block_mask, mask_mod, query, device)
     mods = None
     if score_mod is not None or mask_mod is not None:
         mask, mods = trace_both(score_mod, mask_mod, query)
@@ -260,6 +246,28 @@ def flex_attention(
         return result
     output, lse = result if return_aux.lse else (result, None)
     return output, _output_for(return_aux)(lse)
+
+
+def read_block_mask(
+    block_mask: Any,
+    mask_mod: Callable[..., Any] | None,
+    query: Array,
+    device: DeviceLike | None,
+) -> tuple[BlockMask | None, Callable[..., Any] | None, ForKernels | None]:
+    """Return a call's block mask, its mask_mod, and what kernels need of its blocks."""
+    if block_mask is None:
+        return None, mask_mod, None
+    if mask_mod is not None:
+        raise TypeError("mask_mod and block_mask are both given; expected one of them")
+    given = block_mask
+    if not isinstance(given, BlockMask):
+        given = from_torch(given, _device_of(query, device))
+    if given is None:
+        raise TypeError(
+            f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
+            "create_block_mask makes, or mask_mod=… for a function"
+        )
+    return given, given.mask_mod, given.for_kernels()
 
 
 # ---- torch's arguments ----

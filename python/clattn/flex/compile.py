@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn.flex.graph import Graph, Node
+from clattn.flex.derivatives import derive
+from clattn.flex.graph import MOST_OPERATIONS, Graph, Node, operands_of
 from clattn.flex.kinds import BOOL, REAL, TYPE_NAMES
-from clattn.flex.opencl_c import write
+from clattn.flex.opencl_c import Read, Slopes, write
+from clattn.flex.operations import where
 from clattn.flex.source_lines import call_mod, definition
 from clattn.flex.symbols import Symbol, node_of
 from clattn.flex.tables import dimensions, share_arguments, stack_shared
@@ -21,8 +23,10 @@ __all__ = [
     "MASK_PARAMETERS",
     "SCORE_PARAMETERS",
     "Mods",
+    "find_learnable",
     "run_mask",
     "takes",
+    "trace_backward",
     "trace_both",
     "trace_mods",
 ]
@@ -112,11 +116,121 @@ def trace_both(
         graph.close()
 
 
-def _mods_of(graph: Graph, score: Node | None, mask: Node | None) -> Mods:
+def find_learnable(score_mod: Callable[..., Any], like: Any = None) -> tuple[Any, ...]:
+    """Call the function once; return the tensors that it reads and that require gradients.
+
+    TypeError and ValueError as of `trace_mods`.
+    """
+    graph = Graph(like)
+    graph.learnable = []
+    try:
+        _run_score(graph, score_mod, tuple(map(Symbol, graph.parameters())))
+        return tuple({id(array): array for array in graph.learnable}.values())
+    finally:
+        graph.close()
+
+
+# Derivatives of 1,000 operations have so many times as many, at most.
+_MORE_OPERATIONS = 16
+
+
+def trace_backward(
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    like: Any,
+    captured: tuple[Any, ...],
+) -> tuple[Mods, Mods, tuple[int, ...]]:
+    """Call the functions once; return the mask_mod alone, and both with the score's derivatives.
+
+    Parameters
+    ----------
+    score_mod, mask_mod, like
+        As for `trace_mods`.
+    captured : tuple of arrays
+        Those whose gradients are asked for.
+
+    Returns
+    -------
+    alone, both : Mods
+        The text of the second one is for kernels of the backward pass.
+    apart : tuple of int
+        For each captured array the bits 1, 2 and 4 if rows of different b, h and q_idx never read
+        the same element, as long as none of these is negative.
+
+    Raises
+    ------
+    TypeError
+        As `trace_mods`.
+    ValueError
+        As `trace_mods`; the score_mod has no derivative, or does not read a captured array.
+    """
+    graph = Graph(like, captured)
+    try:
+        arguments = tuple(map(Symbol, graph.parameters()))
+        score = mask = slopes = None
+        if mask_mod is not None:
+            mask = run_mask(graph, mask_mod, arguments[1:])
+        alone = _mods_of(graph, None, mask)
+        if score_mod is not None:
+            score = _run_score(graph, score_mod, arguments)
+        for which in range(len(captured)):
+            if which not in graph.read:
+                raise ValueError(
+                    f"captured[{which}] is never read by the score_mod; expected the very array "
+                    f"that it reads{definition(score_mod)}"
+                )
+        if score is not None:
+            slopes = _find_slopes(graph, score)
+        apart = tuple([_apart_of(graph, slopes, which) for which in range(len(captured))])
+        return alone, _mods_of(graph, score, mask, slopes), apart
+    finally:
+        graph.close()
+
+
+def _apart_of(graph: Graph, slopes: Slopes | None, which: int) -> int:
+    """Return the bits of the parameters that are the index of one dimension in each read."""
+    keys = list(graph.nodes)
+    bits = 0
+    all_reads = () if slopes is None else slopes.reads
+    reads = [keys[read.node.index] for read in all_reads if read.which == which]
+    for bit, parameter in enumerate(("b", "h", "q")):
+        places = [
+            {d for d, index in enumerate(operands_of(key)) if keys[index][0] == parameter}
+            for key in reads
+        ]
+        if places and set.intersection(*places):
+            bits |= 1 << bit
+    return bits
+
+
+def _find_slopes(graph: Graph, score: Node) -> Slopes:
+    """Add the derivatives of a score to its graph."""
+    leaves = list(graph.captured_numbers)
+    for key, node in graph.nodes.items():
+        if key[0] == "load":
+            table = graph.tables[key[2]]
+            leaves += [(n, node) for n, one in enumerate(graph.captured) if one is table]
+    graph.most = _MORE_OPERATIONS * MOST_OPERATIONS
+    parameter = graph.parameters()[0]
+    found = derive(graph, score, [parameter, *[node for _, node in leaves]])
+    reads = [Read(n, node, found[node.index]) for n, node in leaves if node.index in found]
+    by_score = found.get(parameter.index)
+    if by_score is None:
+        slope = graph.cast(0.0, REAL)
+    elif by_score.guard is None:
+        slope = by_score.value
+    else:
+        slope = where(graph, by_score.guard, by_score.value, 0.0)
+    return Slopes(slope, tuple(reads))
+
+
+def _mods_of(
+    graph: Graph, score: Node | None, mask: Node | None, slopes: Slopes | None = None
+) -> Mods:
     arguments = share_arguments(graph.tables)
     assert arguments is not None  # the graph has refused other tables
     return Mods(
-        _text_of(graph, score, mask, arguments),
+        _text_of(graph, score, mask, arguments, slopes),
         score is not None,
         mask is not None,
         tuple(graph.numbers),
@@ -219,17 +333,32 @@ def _refuse_result(role: str, mod: Any, given: str, remedy: str) -> TypeError:
 # ---- text ----
 
 
-def _text_of(graph: Graph, score: Node | None, mask: Node | None, arguments: Arguments) -> str:
+def _text_of(
+    graph: Graph,
+    score: Node | None,
+    mask: Node | None,
+    arguments: Arguments,
+    slopes: Slopes | None,
+) -> str:
     key = (
         tuple(graph.nodes),
         None if score is None else score.index,
         None if mask is None else mask.index,
         tuple(arguments),
+        None if slopes is None else _places_of(slopes),
     )
     text = _texts.get(key)
     if text is None:
-        text = write(graph.nodes, score, mask, arguments)
+        text = write(graph.nodes, score, mask, arguments, slopes)
         if len(_texts) >= _MOST_TEXTS:
             _texts.clear()
         _texts[key] = text
     return text
+
+
+def _places_of(slopes: Slopes) -> tuple[Any, ...]:
+    """Return the indexes of the nodes of slopes."""
+    reads = []
+    for which, node, (value, guard) in slopes.reads:
+        reads.append((which, node.index, value.index, None if guard is None else guard.index))
+    return slopes.score.index, *reads

@@ -163,20 +163,27 @@ def dot(graph: Graph, x: Any, y: Any) -> Node:
 
 def relu(graph: Graph, x: Any, *, inplace: bool = False) -> Node:
     """`maximum(x, 0)`."""
-    return ops.maximum(graph, x, 0)
+    return ops.bounded(graph, "rectify", x, 0)
 
 
 def leaky_relu(graph: Graph, x: Any, negative_slope: Any = 0.01, *, inplace: bool = False) -> Node:
     """`x`, or `negative_slope * x` where it is negative."""
     a = graph.cast(x, REAL)
-    return ops.where(graph, ops.less(graph, a, 0.0), ops.multiply(graph, a, negative_slope), a)
+    negative = ops.less(graph, a, 0.0)
+    below = ops.multiply(graph, a, negative_slope)
+    return _where_negative(graph, negative, below, a)
 
 
 def elu(graph: Graph, x: Any, alpha: Any = 1.0, *, inplace: bool = False) -> Node:
     """`x`, or `alpha * expm1(x)` where it is negative."""
     a = graph.cast(x, REAL)
     below = ops.multiply(graph, _expm1(graph, a), alpha)
-    return ops.where(graph, ops.less(graph, a, 0.0), below, a)
+    return _where_negative(graph, ops.less(graph, a, 0.0), below, a)
+
+
+def _where_negative(graph: Graph, negative: Node, below: Node, a: Node) -> Node:
+    chosen = ops.where(graph, negative, below, a)
+    return graph.differ(chosen, "where negative", negative, below, a)
 
 
 def _one_and_exp_of_negative(graph: Graph, a: Node) -> Node:
@@ -186,13 +193,13 @@ def _one_and_exp_of_negative(graph: Graph, a: Node) -> Node:
 def sigmoid(graph: Graph, x: Any) -> Node:
     """`1 / (1 + exp(-x))`."""
     a = graph.cast(x, REAL)
-    return ops.divide(graph, 1.0, _one_and_exp_of_negative(graph, a))
+    return graph.differ(ops.divide(graph, 1.0, _one_and_exp_of_negative(graph, a)), "sigmoid", a)
 
 
 def silu(graph: Graph, x: Any, *, inplace: bool = False) -> Node:
     """`x * sigmoid(x)`."""
     a = graph.cast(x, REAL)
-    return ops.divide(graph, a, _one_and_exp_of_negative(graph, a))
+    return graph.differ(ops.divide(graph, a, _one_and_exp_of_negative(graph, a)), "silu", a)
 
 
 def gelu(graph: Graph, x: Any, *, approximate: str = "none") -> Node:
@@ -209,7 +216,9 @@ def gelu(graph: Graph, x: Any, *, approximate: str = "none") -> Node:
         raise graph.refuse(f'approximate is {approximate!r}; expected "none" or "tanh"')
     cubic = ops.add(graph, ops.multiply(graph, ops.multiply(graph, a, a), 0.044715), 1.0)
     inner = ops.multiply(graph, ops.multiply(graph, a, cubic), math.sqrt(8 / math.pi))
-    return ops.divide(graph, a, _one_and_exp_of_negative(graph, inner))
+    return graph.differ(
+        ops.divide(graph, a, _one_and_exp_of_negative(graph, inner)), "gelu by tanh", a
+    )
 
 
 def softplus(graph: Graph, x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Node:

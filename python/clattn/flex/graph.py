@@ -27,10 +27,12 @@ from clattn.flex.tables import (
     share_arguments,
 )
 
-__all__ = ["Graph", "Key", "Node"]
+__all__ = ["PARAMETERS", "CapturedNumber", "Graph", "Key", "Node", "operands_of"]
+
+# The operations of parameters: score, b, h, q_idx and kv_idx.
+PARAMETERS = ("score", "b", "h", "q", "key")
 
 MOST_OPERATIONS = 1000
-_PARAMETERS = 5
 _INT_RANGE = range(-(2**31), 2**31)
 _LONG_RANGE = range(-(2**63), 2**63)
 _DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
@@ -42,6 +44,26 @@ Key = tuple[Any, ...]
 
 # The numbers of the dtypes that were seen, of any library.
 _seen_dtypes: dict[Any, int] = {}
+
+
+def operands_of(key: Key) -> tuple[int, ...]:
+    """Return the indexes of a node's operands."""
+    op = key[0]
+    if op == "number" or op in PARAMETERS:
+        return ()
+    return key[3:] if op == "load" else key[2:]
+
+
+class CapturedNumber(float):
+    """The number of an array without dimensions whose gradient is asked for.
+
+    Attributes
+    ----------
+    which : int
+        The array's place among those.
+    """
+
+    which: int
 
 
 class Node:
@@ -85,12 +107,46 @@ class Graph:
         What the function is: "score_mod" or "mask_mod".
     like : array or None
         The query, whose library and precision the dtypes of symbols have.
+    captured : tuple of arrays
+        Those whose gradients are asked for.
+    read : set of int
+        The places, among these, of those that the score_mod has read.
+    captured_numbers : list of pairs
+        The place of each that is read as a number, and the number's node.
+    learnable : list of arrays or None
+        Those that require gradients, where they are gathered and not refused.
+    specials : dict
+        By the index of a node whose derivative is not that of its operation: the name of a rule of
+        `clattn.flex.derivatives`, and the indexes of the rule's operands.
+    most : int
+        Operations that the graph may have.
     """
 
-    __slots__ = ("closed", "like", "lists", "mod", "nodes", "numbers", "role", "tables")
+    __slots__ = (
+        "captured",
+        "captured_numbers",
+        "closed",
+        "learnable",
+        "like",
+        "lists",
+        "mod",
+        "most",
+        "nodes",
+        "numbers",
+        "read",
+        "role",
+        "specials",
+        "tables",
+    )
 
-    def __init__(self, like: Any = None) -> None:
+    def __init__(self, like: Any = None, captured: tuple[Any, ...] = ()) -> None:
         self.like = like
+        self.captured = captured
+        self.read: set[int] = set()
+        self.learnable: list[Any] | None = None
+        self.captured_numbers: list[tuple[int, Node]] = []
+        self.specials: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.most = MOST_OPERATIONS
         self.nodes: dict[Key, Node] = {}
         self.numbers: list[int | float] = []
         self.tables: list[Any] = []
@@ -105,6 +161,7 @@ class Graph:
         self.nodes = {}
         self.tables = []
         self.lists = []
+        self.captured = ()
 
     # ---- nodes ----
 
@@ -112,6 +169,11 @@ class Graph:
         """Return a node, which is made if there is none like it."""
         found = self.nodes.get(key)
         return self._add(key, type_, kind) if found is None else found
+
+    def differ(self, node: Node, rule: str, *operands: Node) -> Node:
+        """Note a rule for the derivative of a node, and return the node."""
+        self.specials[node.index] = (rule, tuple([operand.index for operand in operands]))
+        return node
 
     def call(self, name: str, x: Node) -> Node:
         """Return the node of a function that keeps the type."""
@@ -131,7 +193,7 @@ class Graph:
         index = len(self.nodes)
         if self.closed:
             raise self.refuse("a symbol of another call; a mod must not keep symbols")
-        if index - len(self.numbers) >= MOST_OPERATIONS + _PARAMETERS:
+        if index - len(self.numbers) >= self.most + len(PARAMETERS):
             raise self.refuse(f"more than {MOST_OPERATIONS} operations; look numbers up in a table")
         node = self.nodes[key] = Node(self, index, type_, kind)
         return node
@@ -177,6 +239,7 @@ class Graph:
         """Return the node of a new slot: equal numbers may differ in the next call."""
         if type_ == BOOL:
             return self.cast(self._add_number(int(number != 0), INT), BOOL)
+        which = number.which if type(number) is CapturedNumber else None
         try:
             number = float(number) if type_ == REAL else int(number)
         except (OverflowError, ValueError):
@@ -184,7 +247,10 @@ class Graph:
         if type_ != REAL and number not in (_INT_RANGE if type_ == INT else _LONG_RANGE):
             raise self._out_of_range(number, type_)
         self.numbers.append(number)
-        return self.node(("number", type_, len(self.numbers) - 1), type_, CALL)
+        node = self.node(("number", type_, len(self.numbers) - 1), type_, CALL)
+        if which is not None and type_ == REAL:
+            self.captured_numbers.append((which, node))
+        return node
 
     def _out_of_range(self, number: int | float, type_: int) -> TypeError:
         return self.refuse(f"{_show(number)} is out of the range of {TYPE_NAMES[type_]}")
@@ -192,8 +258,13 @@ class Graph:
     def read_number(self, value: Any) -> int | float:
         """Return a number of Python, of NumPy, or of an array without dimensions."""
         kind = type(value)
-        if kind is float or kind is int or kind is bool:
+        if kind is float or kind is int or kind is bool or kind is CapturedNumber:
             return value  # type: ignore[no-any-return]
+        which = self.note_read(value)
+        if which is not None and not dimensions(value):
+            number = CapturedNumber(read_element(value))
+            number.which = which
+            return number
         if isinstance(value, int):
             return int(value)
         if isinstance(value, float):
@@ -212,6 +283,17 @@ class Graph:
             raise self.refuse(f"{_show(element)} in a mod; expected a number or a bool")
         return element
 
+    # ---- arrays whose gradients are asked for ----
+
+    def note_read(self, array: Any) -> int | None:
+        """Note that an array is read; return its place among those with gradients, or None."""
+        for which, one in enumerate(self.captured):
+            if one is array:
+                if self.role == "score_mod":
+                    self.read.add(which)
+                return which
+        return None
+
     # ---- tables ----
 
     def lookup(self, table: Any, index: Any) -> Node | SmallerTable:
@@ -224,6 +306,7 @@ class Graph:
         if None in places:
             return SmallerTable(self, whole.table, whole.dtype, places)
         number = self._number_table(whole.table, whole.dtype)
+        self.note_read(whole.table)
         kind = 0
         for position in places:
             kind |= position.kind
@@ -312,12 +395,16 @@ class Graph:
         return TypeError(self.message(text))
 
     def _check_gradients(self, array: Any) -> None:
-        if requires_gradients(array):
+        if not requires_gradients(array) or self.note_read(array) is not None:
+            return
+        if self.learnable is not None:
+            self.learnable.append(array)
+        else:
             raise ValueError(
                 self.message(
-                    f"a captured tensor of shape {tuple(array.shape)} requires gradients, which "
-                    "clattn does not compute; call under torch.no_grad(), or capture "
-                    "tensor.detach()"
+                    f"a captured tensor of shape {tuple(array.shape)} requires gradients; call "
+                    "clattn.torch.flex_attention, which computes them, call under "
+                    "torch.no_grad(), or capture tensor.detach()"
                 )
             )
 
@@ -327,7 +414,7 @@ def _lowest_type(number: int | float) -> int:
     kind = type(number)
     if kind is int:
         return INT if number in _INT_RANGE else LONG
-    return REAL if kind is float else BOOL
+    return BOOL if kind is bool else REAL
 
 
 def _show(value: Any) -> str:

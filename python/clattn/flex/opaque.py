@@ -18,15 +18,16 @@ def opaque(function: FunctionT) -> FunctionT:
     A mod is called with symbols, which the compiler cannot follow. Nothing imports torch: its
     compiler is there if it runs.
     """
-
-    @functools.cache
-    def disabled_by(disable: Callable[..., Any]) -> Callable[..., Any]:
-        return disable(function)  # type: ignore[no-any-return]
+    disabled: dict[Any, Any] = {}  # by the compiler's function; a cache of functools it warns of
 
     @functools.wraps(function)
     def called(*args: Any, **options: Any) -> Any:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        return (function if disable is None else disabled_by(disable))(*args, **options)
+        if disable is None:
+            return function(*args, **options)
+        if disable not in disabled:
+            disabled[disable] = disable(function)
+        return disabled[disable](*args, **options)
 
     called._torchdynamo_disable = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from clattn.flex.graph import operands_of
 from clattn.flex.kinds import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
 
 if TYPE_CHECKING:
+    from clattn.flex.derivatives import Derivative
     from clattn.flex.graph import Key, Node
     from clattn.flex.tables import Arguments
 
-__all__ = ["uses", "write"]
+__all__ = ["Read", "Slopes", "uses", "write"]
 
 _INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^"})
+_SPELLED = {"at_least": "maximum", "at_most": "minimum", "rectify": "maximum"}
 _PREFIX = {"negate": "-", "invert": "~"}
 _PARAMETERS = {"score": "score", "b": "row->b", "h": "row->h", "q": "row->q", "key": "key"}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -23,14 +26,52 @@ _DTYPE_NAMES = tuple(DTYPES)
 _Names = dict[int, str]
 
 
+class Read(NamedTuple):
+    """A place where a score_mod reads an array whose gradient is asked for.
+
+    Attributes
+    ----------
+    which : int
+        The place of the array among those.
+    node : Node
+        The element: a load, or a number.
+    derivative : Derivative
+        That of the score by it.
+    """
+
+    which: int
+    node: Node
+    derivative: Derivative
+
+
+class Slopes(NamedTuple):
+    """The derivatives of a score_mod.
+
+    Attributes
+    ----------
+    score : Node
+        That by the score.
+    reads : tuple of Read
+        Those by elements of arrays.
+    """
+
+    score: Node
+    reads: tuple[Read, ...]
+
+
 def write(
-    nodes: dict[Key, Node], score: Node | None, mask: Node | None, arguments: Arguments
+    nodes: dict[Key, Node],
+    score: Node | None,
+    mask: Node | None,
+    arguments: Arguments,
+    slopes: Slopes | None = None,
 ) -> str:
     """Return the text of the functions of a score_mod and a mask_mod, one of which may be None.
 
-    `arguments` says where each table is, as `share_arguments` does.
+    `arguments` says where each table is, as `share_arguments` does. With slopes, the text has the
+    functions for kernels/attention/backward.cl, too.
     """
-    return _Writer(nodes, score, mask, arguments).write()
+    return _Writer(nodes, score, mask, arguments, slopes).write()
 
 
 def uses(text: str, parameter: str) -> bool:
@@ -38,19 +79,12 @@ def uses(text: str, parameter: str) -> bool:
     return re.search(rf"{_PARAMETERS[parameter]}\b", text) is not None
 
 
-def _operands(key: Key) -> tuple[int, ...]:
-    op = key[0]
-    if op == "number" or op in _PARAMETERS:
-        return ()
-    return key[3:] if op == "load" else key[2:]
-
-
-def _needed(keys: list[Key], result: Node | None) -> set[int]:
-    """Return the indexes of the nodes that a result depends on, and of its own."""
-    needed = set() if result is None else {result.index}
+def _needed(keys: list[Key], results: Iterable[Node | None]) -> set[int]:
+    """Return the indexes of the nodes that results depend on, and of their own."""
+    needed = {result.index for result in results if result is not None}
     for index in range(len(keys) - 1, -1, -1):
         if index in needed:
-            needed.update(_operands(keys[index]))
+            needed.update(operands_of(keys[index]))
     return needed
 
 
@@ -65,16 +99,28 @@ class _Writer:
         score: Node | None,
         mask: Node | None,
         arguments: Arguments,
+        slopes: Slopes | None,
     ) -> None:
         self.arguments = arguments
         self.keys = list(nodes)
         self.nodes = list(nodes.values())
         self.results = {"score": score, "mask": mask}
-        self.needed = {name: _needed(self.keys, root) for name, root in self.results.items()}
+        self.slopes = slopes
+        roots: dict[str, list[Node | None]] = {name: [root] for name, root in self.results.items()}
+        if slopes is not None:
+            roots["slope"] = [slopes.score]
+            roots["reads"] = [node for read in slopes.reads for node in self._roots_of(read)]
+        self.roots = [root.index for some in roots.values() for root in some if root is not None]
+        self.needed = {name: _needed(self.keys, some) for name, some in roots.items()}
         self.lines: list[str] = []
 
+    def _roots_of(self, read: Read) -> list[Node | None]:
+        """Return what the gradient of an array needs of a read: a derivative, and the place."""
+        places = [self.nodes[index] for index in operands_of(self.keys[read.node.index])]
+        return [read.derivative.value, read.derivative.guard, *places]
+
     def write(self) -> str:
-        either = self.needed["score"] | self.needed["mask"]
+        either = set().union(*self.needed.values())
         names = self._names(either)
         row = [i for i in sorted(either) if self._is_of_row(i) and not self._is_parameter(i)]
         kept = self._kept(either)
@@ -84,6 +130,9 @@ class _Writer:
         for name, result in self.results.items():
             if result is not None:
                 self._write_mod(in_mods, name, result)
+        if self.slopes is not None:
+            self._write_slope(in_mods, self.slopes.score)
+            self._write_reads(in_mods, self.slopes.reads)
         return "\n".join(self.lines) + "\n"
 
     def _is_of_row(self, index: int) -> bool:
@@ -94,10 +143,10 @@ class _Writer:
 
     def _kept(self, needed: set[int]) -> set[int]:
         """Return what the functions of scores read: results, and operands of their nodes."""
-        kept = {result.index for result in self.results.values() if result is not None}
+        kept = set(self.roots)
         for user in needed:
             if not self._is_of_row(user):
-                kept.update(_operands(self.keys[user]))
+                kept.update(operands_of(self.keys[user]))
         return kept
 
     def _names(self, needed: Iterable[int]) -> _Names:
@@ -163,6 +212,61 @@ class _Writer:
             value = f"{value} & ~outside"
         self.lines += [f"    return {value};", "}"]
 
+    # ---- functions of the backward pass ----
+
+    def _write_body(self, names: _Names, name: str) -> None:
+        """Write the nodes that a function needs, and that are not the row's."""
+        for index in sorted(self.needed[name]):
+            if not self._is_of_row(index) and not self._is_parameter(index):
+                self._write_node(names, index, ALL, [])
+
+    def _write_slope(self, names: _Names, slope: Node) -> None:
+        real = _spell("real", ALL)
+        self.lines += [
+            "",
+            f"INLINED {real} mod_score_slope(const attention_call *call, const mod_row *row, "
+            f"{_spell('int', KEY)} key, {real} score)",
+            "{",
+        ]
+        self._write_body(names, "slope")
+        self.lines += [f"    return {self._as_kind(names, slope.index, ALL)};", "}"]
+
+    def _write_reads(self, names: _Names, reads: Iterable[Read]) -> None:
+        real = _spell("real", ALL)
+        self.lines += [
+            "",
+            "INLINED void add_captured(const attention_call *call, const mod_row *row, "
+            f"{_spell('int', KEY)} key, {real} score, {real} factor, int which, "
+            "__global real *sums)",
+            "{",
+        ]
+        self._write_body(names, "reads")
+        for read in reads:
+            value, guard = read.derivative
+            condition = f"which == {read.which}"
+            if guard is not None:
+                condition += f" && {names[guard.index]}"
+            self.lines += [
+                f"    if ({condition}) {{",
+                "        element_place place = {0, 0};",
+                *[f"        {line}" for line in self._find_element(names, read.node)],
+                f"        add_to_element(sums, &place, factor * {names[value.index]});",
+                "    }",
+            ]
+        self.lines.append("}")
+
+    def _find_element(self, names: _Names, node: Node) -> list[str]:
+        """Return lines that find an element in the gradient; the one of a number is at place 0."""
+        key = self.keys[node.index]
+        if key[0] == "number":
+            return []
+        argument, shared = self.arguments[key[2]]
+        first = 0 if shared is None else 1  # of stacked tables each has a gradient
+        return [
+            f"find_element(call, {argument}, {first + d}, {names[place]}, &place);"
+            for d, place in enumerate(operands_of(key))
+        ]
+
     # ---- nodes ----
 
     def _type(self, index: int) -> str:
@@ -221,4 +325,5 @@ class _Writer:
             return f"{operands[0]} {op} {operands[1]}"
         if op in _PREFIX:
             return f"{_PREFIX[op]}{operands[0]}"
-        return f"{_spell(f'{op}_{TYPE_NAMES[type_]}', kind)}({', '.join(operands)})"
+        function = f"{_SPELLED.get(op, op)}_{TYPE_NAMES[type_]}"
+        return f"{_spell(function, kind)}({', '.join(operands)})"

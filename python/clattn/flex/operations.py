@@ -138,8 +138,19 @@ def clip(
     """`minimum(maximum(x, low), high)`; a bound that is None does not bind."""
     low = a_min if min is None else min
     high = a_max if max is None else max
-    clipped = graph.operand(x) if low is None else maximum(graph, x, low)
-    return clipped if high is None else minimum(graph, clipped, high)
+    clipped = graph.operand(x) if low is None else bounded(graph, "at_least", x, low)
+    return clipped if high is None else bounded(graph, "at_most", clipped, high)
+
+
+def bounded(graph: Graph, name: str, x: Any, bound: Any) -> Node:
+    """Return the maximum (name "at_least" or "rectify") or minimum ("at_most") of `x` and a bound.
+
+    Only the derivative at ties differs from that of `maximum` and `minimum`.
+    """
+    a, b = graph.operands(x, bound)
+    if a.type != REAL:
+        return minimum(graph, a, b) if name == "at_most" else maximum(graph, a, b)
+    return call_two(graph, name, a, b)
 
 
 def rounding(name: str) -> Callable[[Graph, Any], Node]:

@@ -1,0 +1,174 @@
+"""FlexAttention with torch's gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clattn.flex import attention
+from clattn.flex.backward import flex_attention_backward
+from clattn.flex.compile import find_learnable
+from clattn.flex.opaque import opaque
+from clattn.flex.tables import without_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from clattn._arguments.arrays import DeviceLike
+
+__all__ = ["flex_attention"]
+
+
+class _Call(NamedTuple):
+    """What a call has beside tensors with gradients."""
+
+    score_mod: Callable[..., Any] | None
+    block_mask: Any
+    options: dict[str, Any]
+    captured: tuple[Tensor, ...]  # the very tensors that the score_mod reads
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
+        """Return what `clattn.flex_attention` does."""
+        return attention.flex_attention(
+            query, key, value, self.score_mod, self.block_mask, **self.options, **more
+        )
+
+
+class _Flex(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
+        query, key, value, sinks, *_ = map(without_gradients, tensors)
+        output, lse = call.forward(query, key, value, sinks=sinks, return_lse=True)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        # With those that are captured, torch notices if one changes before the backward pass.
+        ctx.save_for_backward(*tensors[:4], output, lse, *call.captured)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        needed = ctx.needs_input_grad[1:]
+        return None, *_Backward.apply(ctx.call, needed, *grads, *ctx.saved_tensors)
+
+
+class _Backward(torch.autograd.Function):  # type: ignore[misc]
+    """The backward pass, which has no derivative itself."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, needed: tuple[bool, ...], *tensors: Any) -> Any:
+        found = map(without_gradients, tensors[:8])
+        grad_output, grad_lse, query, key, value, sinks, output, lse = found
+        names = ("query", "key", "value", "sinks")
+        wanted = [n for n, needs in enumerate(needed[len(names) :]) if needs]
+        gradients = flex_attention_backward(
+            torch.zeros_like(output) if grad_output is None else grad_output,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            call.score_mod,
+            call.block_mask,
+            **call.options,
+            sinks=sinks,
+            grad_lse=grad_lse,
+            needs=[name for name, needs in zip(names, needed, strict=False) if needs],
+            captured=[call.captured[n] for n in wanted],
+        )
+        by_captured: list[Any] = [None] * len(call.captured)
+        for n, gradient in zip(wanted, gradients.captured, strict=True):
+            by_captured[n] = gradient
+        return *[getattr(gradients, name) for name in names], *by_captured
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            "clattn's attention has no second derivative: call torch's function where one is needed"
+        )
+
+
+@opaque
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mask_mod: Callable[..., Any] | None = None,
+    return_lse: bool = False,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    query_offset: int | Sequence[int] | Tensor = 0,
+    device: DeviceLike | None = None,
+) -> Any:
+    """Return `clattn.flex_attention` of torch's tensors, with gradients.
+
+    Gradients are those of `clattn.flex_attention_backward`: of query, key, value and sinks, and of
+    each tensor that the score_mod reads and that requires one. There is no second derivative.
+    ``torch.compile`` leaves the call to Python.
+
+    Parameters
+    ----------
+    query : Tensor of shape (..., Hq, L, E)
+        float16, bfloat16, float32 or float64, on the CPU.
+    key : Tensor of shape (..., Hk, S, E)
+        Of query's dtype.
+    value : Tensor of shape (..., Hk, S, Ev)
+        Of query's dtype.
+    score_mod, block_mask, scale, enable_gqa, mask_mod, softcap, sinks, query_offset, device
+        As in `clattn.flex_attention`.
+    return_lse : bool
+        Also return the log-sum-exp, which has a gradient.
+
+    Returns
+    -------
+    output : Tensor of shape (..., Hq, L, Ev)
+        Of query's dtype.
+    lse : Tensor of shape (..., Hq, L)
+        With `return_lse`: float32, float64 for float64.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype, or a function that cannot be traced.
+    ValueError
+        Shapes, ranges or combinations do not fit. The score_mod has no derivative, or reads more
+        than 16 tensors that require gradients.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Examples
+    --------
+    >>> import torch
+    >>> slopes = torch.tensor([0.5, 0.25], requires_grad=True)
+    >>> x = torch.ones(1, 2, 4, 8)
+    >>> def alibi(score, b, h, q_idx, kv_idx):
+    ...     return score + slopes[h] * (kv_idx - q_idx)
+    >>> flex_attention(x, x, x, alibi).sum().backward()
+    >>> slopes.grad.shape
+    torch.Size([2])
+    """
+    options = {
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "mask_mod": mask_mod,
+        "softcap": softcap,
+        "query_offset": query_offset,
+        "device": device,
+    }
+    captured: tuple[Any, ...] = ()
+    if score_mod is not None and torch.is_grad_enabled():
+        captured = find_learnable(score_mod, query)
+    call = _Call(score_mod, block_mask, options, captured)
+    tensors = (query, key, value, sinks, *captured)
+    if not (torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)):
+        return call.forward(query, key, value, sinks=sinks, return_lse=return_lse)
+    output, lse = _Flex.apply(call, *tensors)
+    return (output, lse) if return_lse else output
