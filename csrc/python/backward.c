@@ -280,8 +280,7 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, 
                                                     gradient->ndim, captured->shapes[n], gradient);
     }
     if (open_outs(call, sdpa, backward, opened) < 0 ||
-        ca_py_call_outputs(call, results, count) < 0 ||
-        clear(call, sdpa, backward, written) < 0) {
+        ca_py_call_outputs(call, results, count) < 0 || clear(call, sdpa, backward, written) < 0) {
         goto done;
     }
     for (int n = 0; rows_first && n <= CA_GRADIENT_VALUE; n++) {
