@@ -245,7 +245,7 @@ REFUSED = {
     "mask of NumPy": ((q, k, v), {"attn_mask": np.ones((17, 33), np.float32)}),
     "NumPy": ((q.numpy(), k.numpy(), v.numpy()), {}),
     "None": ((q, None, v), {}),
-    "a word for is_causal": ((q, k, v), {"is_causal": "lower_right"}),
+    "a word for is_causal": ((q, k, v), {"is_causal": "left"}),
     "a number for is_causal": ((q, k, v), {"is_causal": 1}),
     "a number for enable_gqa": ((q, k, v), {"enable_gqa": 1}),
     "a word for scale": ((q, k, v), {"scale": "1"}),
