@@ -85,6 +85,13 @@ def test_shapes(device, dtype, shape):
                    grad_lse=draw(G.shape[:-1], wide, 9))  # fmt: skip
 
 
+def test_lengths_about_those_of_tiles(device):
+    for L in (1, 15, 17, 65, 129):
+        for S in (1, 15, 17, 65, 129):
+            q, k, v = qkv((1, 1), L=L, S=S, E=3, Ev=5)
+            check_backward(grads(q, k, v), q, k, v, device=device, is_causal="lower_right")
+
+
 OPTIONS = {
     "causal": {"is_causal": True},
     "lower right": {"is_causal": "lower_right"},
@@ -118,6 +125,18 @@ def test_masks_that_broadcast(device, shape):
     q, k, v = qkv((2, 4), L=19, S=35, E=8)
     for dtype in DTYPES:
         check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=draw(shape, dtype, 6))
+
+
+def test_a_mask_of_any_strides(device):
+    q, k, v = qkv((1, 1), L=5, S=5, E=4)
+    wide = draw((1, 1, 5, 8))
+    for mask in (
+        wide[..., 1:6],
+        wide[..., 5:0:-1],
+        wide[..., ::-1, :5],
+        wide[..., :5].swapaxes(2, 3),
+    ):
+        check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
 
 
 def test_grouped_heads(device):
