@@ -12,6 +12,7 @@ padding tokens do not count. The line behind the table counts the verdicts. A mo
 built or run with "eager" says nothing about clattn, and the last column has its error.
 """
 
+import argparse
 import copy
 import inspect
 import sys
@@ -176,7 +177,10 @@ def describe(error):
     return f"{type(error).__name__} {lines[0]}"[:72].replace("|", "/")
 
 
-def main(wanted):
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("family", nargs="*", help="model types; by default all")
+    wanted = parser.parse_args(arguments).family
     transformers.logging.set_verbosity_error()
     clattn.transformers.register()
     families = find_families(wanted)
@@ -199,4 +203,4 @@ def main(wanted):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # models are small
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

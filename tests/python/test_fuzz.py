@@ -10,6 +10,7 @@ import clattn
 import numpy as np
 import pytest
 import references.directml as directml
+from clattn.flex.compile import trace_mods
 from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import DTYPES, bfloat16, compute_dtype, float16, float32, float64
@@ -272,7 +273,7 @@ SCORES = np.random.default_rng(0).standard_normal((2, 3, 7, 9))
 def test_expressions_of_mods(tree, mask):
     """The text that becomes a kernel, run in NumPy, gives what the mod gives for arrays."""
     score_mod, mask_mod = mods(tree, mask)
-    program = Program(clattn.flex.trace_mods(score_mod, mask_mod))
+    program = Program(trace_mods(score_mod, mask_mod))
     with np.errstate(all="ignore"):
         narrow = [n.astype(np.int32) for n in PLACES]
         got = program.run("mod_score", *narrow, SCORES)
