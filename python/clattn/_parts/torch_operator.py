@@ -230,58 +230,38 @@ def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any
     return stacked, (0,) * len(stacked)
 
 
-class _Transformed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """The operator for the transforms of ``torch.func``, which do not take its own rule."""
+def _with_transforms(op: Any, keep: Any, differentiate: Any) -> Any:
+    """Return a function that calls an operator, under the transforms of ``torch.func`` too.
 
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return _attention_op(*args)
+    They take the rules of a Function, and not those that an operator registers.
+    """
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs, output)
+    class Transformed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+        setup_context = staticmethod(keep)
+        backward = staticmethod(differentiate)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _differentiate(ctx, *grads)
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return op(*args)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _one_by_one(_call, info, in_dims, *args)
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+            return _one_by_one(call, info, in_dims, *args)
 
+    def call(*args: Any) -> Any:
+        transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
+        return (Transformed.apply if transforms else op)(*args)
 
-class _TransformedBackward(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """The same of the backward pass."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return _backward_op(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _refuse(ctx, *grads)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _one_by_one(_call_backward, info, in_dims, *args)
+    op.register_vmap(lambda *args: _one_by_one(op, *args))
+    return call
 
 
-def _call(*args: Any) -> Any:
-    transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-    return (_Transformed.apply if transforms else _attention_op)(*args)
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
 
 
-def _call_backward(*args: Any) -> Any:
-    transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-    return (_TransformedBackward.apply if transforms else _backward_op)(*args)
-
-
-_attention_op.register_vmap(lambda *args: _one_by_one(_attention_op, *args))
-_backward_op.register_vmap(lambda *args: _one_by_one(_backward_op, *args))
+_call = _with_transforms(_attention_op, _keep, _differentiate)
+_call_backward = _with_transforms(_backward_op, _keep_nothing, _refuse)
 
 
 def attend(
