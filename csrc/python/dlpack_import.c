@@ -110,7 +110,8 @@ check_torch(const ca_state *state, PyObject *object, const char *name)
     int negative = gradient == 0 ? is_true(object, state->names[CA_NAME_IS_NEG], true) : 0;
     if (gradient > 0) {
         PyErr_Format(PyExc_ValueError,
-                     "%s requires gradients, which this function does not record; pass %s.detach()",
+                     "%s requires gradients, which this function does not record: clattn.torch "
+                     "has functions that do; without gradients, pass %s.detach()",
                      name, name);
     } else if (negative > 0) {
         PyErr_Format(PyExc_ValueError, "%s is a view with turned signs; pass %s.resolve_neg()",

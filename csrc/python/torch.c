@@ -229,9 +229,10 @@ ca_py_sdpa_check(ca_torch_sdpa *sdpa, bool rows_first, bool advises, int *ndim,
     const char *advice = rows_first ? " (in this message rows come after heads, as with "
                                       "layout=\"BHLE\")"
                                     : "";
+    const char *turned = sdpa->mods != NULL ? "; arrays (B, L, H, E) need swapaxes(1, 2)"
+                                            : "; arrays (B, L, H, E) take layout=\"BLHE\"";
     if (swap_all_heads(sdpa) && ca_torch_sdpa_check(sdpa, ndim, shape, &other) == CA_OK) {
-        advice = rows_first ? "; arrays (B, H, L, E) take layout=\"BHLE\""
-                            : "; arrays (B, L, H, E) take layout=\"BLHE\"";
+        advice = rows_first ? "; arrays (B, H, L, E) take layout=\"BHLE\"" : turned;
     }
     const size_t used = strlen(error->message);
     (void)snprintf(error->message + used, sizeof error->message - used, "%s", advice);

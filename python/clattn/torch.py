@@ -371,6 +371,12 @@ def _extended(
     options: Options,
 ) -> Any:
     """Compute a call that has no counterpart in torch, with gradients where torch records them."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{name} must be a torch.Tensor, got {type(tensor).__name__}; "
+                "clattn.scaled_dot_product_attention takes other arrays"
+            )
     offsets = None if isinstance(query_offset, int) else torch.as_tensor(query_offset)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
@@ -379,6 +385,16 @@ def _extended(
         position=query_offset if isinstance(query_offset, int) else 0,
         device=device_number(_device),
     )
+    if not torch.compiler.is_compiling() and peek_interpreter_stack() is None:
+        shape_of_call(  # refuses wrong arguments in the words of the core
+            attention.scaled_dot_product_attention,
+            query.detach(),
+            key.detach(),
+            value.detach(),
+            None if attn_mask is None else attn_mask.detach(),
+            sinks=None if sinks is None else sinks.detach(),
+            **options.keywords(None, offsets),
+        )
     results = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
     if not torch.compiler.is_compiling():
         next(_counts[_OURS])

@@ -2,6 +2,7 @@
 """python -m clattn doctor and show_config: what they find, and what they advise."""
 
 import sys
+from types import SimpleNamespace
 
 import clattn
 import numpy as np
@@ -30,6 +31,19 @@ def test_doctor_without_opencl(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     _, advice = done.stdout.split("\nTo do\n")
     assert "no driver is listed in" in advice and "intel-opencl-rt" in advice
+    assert "which OCL_ICD_VENDORS names: unset it" in advice
+
+
+def test_doctor_finds_gpus_that_opencl_does_not_show(monkeypatch, tmp_path):
+    """A node of Linux's graphics, with a device for GPUs or without, open or not."""
+    monkeypatch.setattr(doctor, "_GRAPHICS", tmp_path)
+    cpu, gpu = SimpleNamespace(type="cpu"), SimpleNamespace(type="gpu")
+    assert doctor._find_gpus([cpu]) == []
+    (tmp_path / "renderD128").touch()
+    assert doctor._find_gpus([cpu, gpu]) == []
+    assert "no driver of OpenCL shows it" in doctor._find_gpus([cpu])[0]
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert "which you may not open: join the group" in doctor._find_gpus([cpu])[0]
 
 
 def test_doctor_names_drivers_that_do_not_open(tmp_path):

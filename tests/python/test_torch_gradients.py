@@ -205,8 +205,10 @@ def test_wrong_arguments():
         ({"window": 3}, TypeError, r"window must be None or \(left, right\), got 3"),
         ({"window": (-1, 0)}, ValueError, "window has the bound -1"),
         ({"is_causal": "left"}, ValueError, "is_causal is 'left'; expected True, False or"),
+        ({"key": k.detach().numpy()}, TypeError, "key must be a torch.Tensor, got ndarray"),
+        ({"value": v[..., :3, :]}, ValueError, r"value has length 3 .*expected 5, that of key"),
         ({"sinks": draw(3)}, ValueError, r"sinks has shape \(3,\); expected \(2,\)"),
         ({"attn_mask": draw(3, 3)}, ValueError, r"attn_mask has shape \(3, 3\); expected"),
     ]:
         with pytest.raises(kind, match=message):
-            attend(q, k, v, **options)
+            attend(**{"query": q, "key": k, "value": v} | options)

@@ -99,7 +99,9 @@ def backward_in(dtype, grad_output, query, key, value, *, grad_lse=None, output=
         dropping = dropped(steps.weights.shape[:-1], key.shape[-2], dropout_p, seed)
         kept = np.where(dropping, 0, 1 / (1 - dtype.type(dropout_p)) if dropout_p < 1 else 0)
         kept = kept.astype(dtype)
-    mean = (kept * steps.weights) @ steps.value if output is None else cast(output, dtype)
+    mean = (kept * steps.weights) @ steps.value
+    if output is not None:  # a row without a key gave zeros
+        mean = np.where(steps.seen.any(axis=-1, keepdims=True), cast(output, dtype), 0)
     delta = (grad * mean).sum(axis=-1, keepdims=True, dtype=dtype)
     if grad_lse is not None:
         delta = delta - cast(grad_lse, dtype)[..., None]

@@ -25,6 +25,7 @@ _PACKAGES = ("numpy", "ml_dtypes", "intel-opencl-rt", "torch", "jax", "dask", "m
              "transformers", "pyopencl")  # fmt: skip
 _VARIABLES = ("CLATTN_", "OCL_", "OPENCL_", "POCL_", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES",
               "OMP_WAIT_POLICY", "LD_LIBRARY_PATH")  # fmt: skip
+_GRAPHICS = Path("/dev/dri")  # where Linux shows GPUs
 _MOST_ERROR = 1e-5  # of the call that the doctor tries, whose values are about 1
 
 _OPEN = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"  # what another process runs
@@ -95,7 +96,8 @@ def _examine() -> Iterator[Section]:
         lines += [(device.name, ""), *((f"  {a}", b) for a, b in listing.facts(device, word))]
         if device == default:
             lines.append(("  default", listing.why_default(device)))
-    yield "Devices", lines or [("", "none")], [problem] if problem else []
+    advice = [problem] if problem else []
+    yield "Devices", lines or [("", "none")], [*advice, *_find_gpus(devices)]
     yield "Kernel cache", *_cache()
 
 
@@ -142,9 +144,23 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
         if failure:
             advice.append(f"install the driver {library} again, or remove {file}")
     if not listed and not named:
-        advice.append(f"no driver is listed in {place}: {how_to_install('cpu')}, or the driver of "
-                      "your device's vendor; a container needs its own")  # fmt: skip
+        unset = ", which OCL_ICD_VENDORS names: unset it" * ("OCL_ICD_VENDORS" in os.environ)
+        advice.append(f"no driver is listed in {place}{unset}; {how_to_install('cpu')}, or the "
+                      "driver of your device's vendor; a container needs its own")  # fmt: skip
     return lines, advice
+
+
+def _find_gpus(devices: Iterable[Device]) -> list[str]:
+    """Return what to do about a GPU that Linux shows and OpenCL does not."""
+    nodes = sorted(_GRAPHICS.glob("renderD*"))
+    if not nodes or any(device.type == "gpu" for device in devices):
+        return []
+    node = nodes[0]
+    if not os.access(node, os.R_OK | os.W_OK):
+        return [f"a GPU may be behind {node}, which you may not open: join the group "
+                f"{node.group()}, and log in anew"]  # fmt: skip
+    return [f"a GPU may be behind {node}, and no driver of OpenCL shows it: install its vendor's "
+            "(docs/install.md)"]  # fmt: skip
 
 
 def _open_apart(library: str) -> str:

@@ -97,7 +97,7 @@ def words_of(devices: Sequence[Device]) -> list[str]:
 def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
     """Yield labels and texts about a device, which `word` names."""
     if device.usable:
-        yield "select with", f'"{word}", the number before its name, or a part of a name'
+        yield "select with", f'"{word}", its place in clattn.devices(), or a part of its name'
     else:
         yield "passed over", " ".join((device.reason or "no reason given").split())
     yield "platform", device.platform

@@ -90,7 +90,9 @@ def flex_attention_backward(
         What the forward call gave.
     lse : array of shape (..., Hq, L)
         What the forward call gave, with ``return_lse=True``: float32 (float64 for float64).
-    score_mod, block_mask, scale, enable_gqa, mask_mod, softcap, sinks, query_offset
+    score_mod, block_mask, scale, enable_gqa, mask_mod : optional
+        Those of the forward call.
+    softcap, sinks, query_offset : optional
         Those of the forward call.
     grad_lse : array of shape (..., Hq, L), optional
         The gradient of `lse`, of its dtype.

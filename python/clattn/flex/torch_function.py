@@ -120,7 +120,9 @@ def flex_attention(
         Of query's dtype.
     value : Tensor of shape (..., Hk, S, Ev)
         Of query's dtype.
-    score_mod, block_mask, scale, enable_gqa, mask_mod, softcap, sinks, query_offset, device
+    score_mod, block_mask, scale, enable_gqa, mask_mod : optional
+        As in `clattn.flex_attention`.
+    softcap, sinks, query_offset, device : optional
         As in `clattn.flex_attention`.
     return_lse : bool
         Also return the log-sum-exp, which has a gradient.
