@@ -171,6 +171,20 @@ def test_compiled():
     assert torch.equal(q.grad, right)
 
 
+def test_exported():
+    """torch.export sees the same operator."""
+
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v, window=(2, 0))
+
+    arrays = qkv(needs=False)
+    program = torch.export.export(Module(), arrays)
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert called[0] is torch.ops.clattn.attention.default
+    assert torch.equal(program.module()(*arrays), Module()(*arrays))
+
+
 def test_second_derivatives_are_refused():
     q, k, v = qkv()
     (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
