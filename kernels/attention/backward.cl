@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of attention, of any problem on any device. The backward pass is some steps of this kernel.
- * params.own says what a step computes, into its `output`; all steps share `lse`:
+ * Gradients of attention, of any problem on any device. The backward pass launches this kernel once for each
+ * step. params.own says what the step computes. A step writes to its `output`, and all steps share `lse`:
  *
  *     rows        lse[i]     = base, sum, 1 or 0: does the row attend to a key
  *     deltas      lse[i, 2]  = dot(grad_output[i], forward[i]) - grad_lse[i]
@@ -16,9 +16,10 @@
  *     mask        output[i, j] = grad_score
  *     sinks       output[h] = - sum_i exp(sink[h] - base) / sum * delta[i]
  *
- * The gradient of an array that the user's score_mod reads has three steps. Each of some work-items takes a
- * fixed share of the rows. It adds their pairs to a copy of the gradient: sums with what they have lost.
- * Work-items of one copy never add to the same element.
+ * Three steps compute the gradient of an array that the user's score_mod reads. In the second one, each
+ * work-item goes over its share of the rows, and adds what each pair of query and key gives to a copy of the
+ * gradient. A copy has two numbers for an element: the sum, and what its additions have lost. Work-items that
+ * share a copy never add to the same element.
  *
  *     clear       output[copy] = 0
  *     captured    output[copy, n] += grad_score * slope * derivative of the score by element n
@@ -129,7 +130,8 @@ find_pair(const gradient_row *state, ca_int64 j, pair_state *pair)
     return added != -INFINITY;
 }
 
-/* Returns the gradient of the score of key j, after the softcap. A value that is dropped is not read. */
+/* Returns the gradient of the score of key j, after the softcap. If dropout drops the weight, the function does
+   not read the value. */
 CALLED real
 grad_score_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
 {

@@ -22,8 +22,8 @@
  * weights that the second product takes, so only maxima and sums move between lanes.
  *
  * float32 is left to attention/tiled.cl. A product could be three products of TF32, of numbers
- * split in two. But each number would be split anew for each tile of rows, and matrix units
- * truncate where they add, so that sums of many keys would be added outside of them.
+ * split in two. But the kernel would split each number again for each tile of rows. And matrix units
+ * truncate their sums, so the kernel would have to add up many keys outside of them.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
