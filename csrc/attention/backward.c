@@ -2,7 +2,6 @@
 #include "attention/backward.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "attention/launch.h"
 #include "attention/plan.h"
@@ -55,28 +54,6 @@ ca_attention_has_gradients(const ca_attention *attention)
         any = any || ca_attention_has(attention, gradients[n].role);
     }
     return any;
-}
-
-ca_status
-ca_attention_clear_gradient(const ca_tensor *gradient, ca_error *error)
-{
-    ca_extent extent = ca_tensor_extent(gradient);
-    if (extent.bytes == 0) {
-        return CA_OK;
-    }
-    if (gradient->block == NULL) {
-        memset(extent.data, 0, extent.bytes);
-        return CA_OK;
-    }
-    void *zeros = calloc(extent.bytes, 1);
-    if (zeros == NULL) {
-        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes", extent.bytes);
-    }
-    size_t offset = (size_t)((char *)extent.data - (char *)gradient->block->address);
-    ca_status status =
-        ca_storage_write(ca_storage_of(gradient->block), offset, zeros, extent.bytes, error);
-    free(zeros);
-    return status;
 }
 
 /* The numbers of rows, (…, L, NUMBERS), in the memory of `storage`. */

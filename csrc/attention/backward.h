@@ -17,9 +17,6 @@
 /* True if the problem asks for gradients. */
 bool ca_attention_has_gradients(const ca_attention *attention);
 
-/* Write zeros to a gradient, which is C-contiguous: one that no query or no key adds to. */
-ca_status ca_attention_clear_gradient(const ca_tensor *gradient, ca_error *error);
-
 /* Compute the gradients, and wait. */
 ca_status ca_attention_run_backward(ca_device *device, const ca_attention *attention,
                                     ca_error *error);

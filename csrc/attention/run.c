@@ -2,10 +2,9 @@
 #include "attention/run.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "attention/backward.h"
+#include "attention/fill.h"
 #include "attention/inputs.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
@@ -13,7 +12,6 @@
 #include "attention/variants.h"
 #include "opencl/prepare.h"
 #include "opencl/runtime.h"
-#include "opencl/storage.h"
 
 #define OPERANDS CA_ATTENTION_OPERANDS
 
@@ -31,45 +29,13 @@ ca_attention_is_trivial(const ca_attention *attention)
     return !writes || (attention->T == 0 && !ca_attention_has_gradients(attention));
 }
 
-static void
-fill_memory(void *data, size_t bytes, ca_dtype dtype, double value)
-{
-    if (value == 0) {
-        memset(data, 0, bytes);
-    } else if (dtype == CA_FLOAT64) {
-        for (size_t i = 0; i < bytes / sizeof(double); i++) {
-            ((double *)data)[i] = value;
-        }
-    } else {
-        for (size_t i = 0; i < bytes / sizeof(float); i++) {
-            ((float *)data)[i] = (float)value;
-        }
-    }
-}
-
-/* Fill a result's extent with `value`. Types other than float32 and float64 take only 0. */
+/* Fill a result's extent with `value`. */
 static ca_status
 fill(const ca_attention *attention, ca_attention_role role, double value, ca_error *error)
 {
     const ca_operand *operand = &attention->operands[role];
-    ca_extent extent = ca_attention_extent(attention, role);
-    if (extent.bytes == 0) {
-        return CA_OK;
-    }
-    if (operand->block == NULL) {
-        fill_memory(extent.data, extent.bytes, operand->dtype, value);
-        return CA_OK;
-    }
-    void *values = malloc(extent.bytes);
-    if (values == NULL) {
-        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes", extent.bytes);
-    }
-    fill_memory(values, extent.bytes, operand->dtype, value);
-    size_t offset = (size_t)((char *)extent.data - (char *)operand->block->address);
-    ca_status status =
-        ca_storage_write(ca_storage_of(operand->block), offset, values, extent.bytes, error);
-    free(values);
-    return status;
+    const ca_extent extent = ca_attention_extent(attention, role);
+    return ca_fill_extent(&extent, operand->block, operand->dtype, value, error);
 }
 
 /* Fill the log-sum-exp of rows without a key: with the sink of each. */

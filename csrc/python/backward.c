@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "doors/torch_backward.h"
 
-#include "attention/backward.h"
+#include "attention/fill.h"
 #include "attention/problem.h"
 #include "python/arguments.h"
 #include "python/call.h"
@@ -247,7 +247,9 @@ clear(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *ba
     ca_status status = CA_OK;
     bool none = ca_tensor_count(&backward->arrays.lse) == 0 || ca_tensor_size(&sdpa->key, 2) == 0;
     for (int n = 0; none && status == CA_OK && n < CA_GRADIENTS; n++) {
-        status = written[n].data != NULL ? ca_attention_clear_gradient(&written[n], &error) : CA_OK;
+        const ca_tensor *gradient = &written[n];
+        const ca_extent extent = ca_tensor_extent(gradient);
+        status = ca_fill_extent(&extent, gradient->block, gradient->dtype, 0, &error);
     }
     return ca_py_error_check(call->state, status, &error);
 }
