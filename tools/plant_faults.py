@@ -29,6 +29,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS)}
 BUILD = "import sys; from support import faults; print(faults.build(sys.argv[1]))"
 
 CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.py"
+BACKWARD = ("attention/test_backward.py",)
 
 
 def to_half(x, as_real="as_float", as_bits="as_uint"):
@@ -114,7 +115,7 @@ FAULTS = [
     Fault("the log-sum-exp lacks the sink", "attention/score.clh",
           "return USES(params, SINKS) ? add_sink(call, batch, lse) : lse;", "return lse;",
           "cpu tiled decode_cpu decode_gpu", ("attention/test_sinks.py",)),
-    Fault("weights lack the sink", "attention/cpu_scores.cl",
+    Fault("weights lack the sink", "attention/cpu/row_sums.clh",
           "add_sinks(&of->softmax, tile);", "", "cpu", ("attention/test_return_weights.py",)),
     Fault("weights lack the sink on GPUs", "attention/tiled_scores.cl",
           "softmax.sum[m] += weight_of_sink(&call, tile.batch, softmax.base[m]);", "", "tiled",
@@ -150,6 +151,33 @@ FAULTS = [
           "scores[n] *= scale;", "(void)scale;", "amx"),
     Fault("no rescale of sums of matrices", "attention/cpu/amx.clh",
           "result[n] *= factor[n % NV];", "(void)factor;", "amx"),
+    Fault("gradients lack delta", "attention/cpu_backward.cl",
+          "weight * (grad - of->delta[v]) * scale", "weight * grad * scale", "fastest", BACKWARD),
+    Fault("the softcap has no slope", "attention/cpu_backward.cl",
+          "grad *= (realv)REAL(1.0) - share * share;", "", "fastest", BACKWARD),
+    Fault("what dropout drops has a gradient", "attention/cpu_backward.cl",
+          "grad *= kept[n];", "", "fastest", BACKWARD),
+    Fault("what is excluded adds", "attention/cpu_backward.cl",
+          "grad = excluded ? (realv)REAL(0.0) : grad;", "", "fastest", BACKWARD),
+    Fault("a block's sums replace those before", "attention/cpu_backward.cl",
+          "result[n] = adds ? result[n] + x : x;", "result[n] = x * REAL(0.0);", "fastest",
+          BACKWARD),
+    Fault("parts of a head are lost", "attention/cpu_backward.cl",
+          "part < call->params->splits", "part < 1", "fastest", BACKWARD),
+    Fault("gradients that NaN has reached are not computed again", "support/common.clh",
+          "atomic_max(&call->redo[call->params->redo_slot], call->params->redo_mark);", "",
+          "fastest", BACKWARD),
+    Fault("weights of large scores add up to more than 1", "attention/cpu_backward/numbers.clh",
+          "fabs(lse) > LARGE_LSE", "false", "fastest", BACKWARD),
+    Fault("the gradient of the log-sum-exp is forgotten", "attention/cpu_backward/numbers.clh",
+          "if (USES(params, GRAD_LSE))", "if (false)", "fastest", BACKWARD),
+    Fault("gradients of the reference lack delta", "attention/backward.cl",
+          "(pair->kept * sum - state->delta)", "pair->kept * sum", "reference", BACKWARD),
+    Fault("the softcap of the reference has no slope", "attention/backward.cl",
+          "REAL(1.0) - share * share", "REAL(1.0)", "reference", BACKWARD),
+    Fault("a key adds only to the first columns", "attention/backward.cl",
+          "own, row - entry * rows, part * COLUMNS, size", "own, row - entry * rows, 0, size",
+          "reference", BACKWARD),
 ]  # fmt: skip
 
 
@@ -158,7 +186,9 @@ def run_tests(fault, kernels, library, words, folder):
 
     None in the place of whether: all are skipped.
     """
-    chosen = " or ".join(f"-{kernel}{end}" for kernel in kernels for end in "-]")
+    chosen = " or ".join(
+        f"{start}{kernel}{end}" for kernel in kernels for start in "-[" for end in "-]"
+    )
     env = ENVIRONMENT | {
         "XDG_CACHE_HOME": str(folder),  # programs of the cache are without the fault
         "FAULTS_LIBRARY": str(library),

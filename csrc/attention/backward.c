@@ -3,8 +3,12 @@
 
 #include <stdlib.h>
 
+#include "attention/backward_cpu.h"
+#include "attention/backward_steps.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
+#include "attention/trial.h" /* ca_attention_wrong */
+#include "attention/variants.h"
 #include "kernels/attention/params.h"
 #include "opencl/prepare.h"
 #include "opencl/runtime.h"
@@ -56,50 +60,34 @@ ca_attention_has_gradients(const ca_attention *attention)
     return any;
 }
 
+/* A matrix of reals, in the memory of `storage`. */
+static ca_operand
+matrix_in(ca_storage *storage, const ca_attention *attention, int64_t rows, int64_t columns)
+{
+    ca_block *block = ca_storage_block(storage);
+    return (ca_operand){
+        .dtype = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32,
+        .data = block->address,
+        .block = block,
+        .rows = rows,
+        .columns = columns,
+        .row_stride = columns,
+        .column_stride = 1,
+        .memory = {.data = block->address, .bytes = block->bytes},
+    };
+}
+
 /* The numbers of rows, (…, L, NUMBERS), in the memory of `storage`. */
 static ca_operand
 numbers_in(ca_storage *storage, const ca_attention *attention)
 {
-    const int64_t *batch = attention->batch;
-    ca_block *block = ca_storage_block(storage);
+    ca_operand numbers = matrix_in(storage, attention, attention->L, NUMBERS);
     int64_t stride = attention->L * NUMBERS;
-    ca_operand numbers = {
-        .dtype = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32,
-        .data = block->address,
-        .block = block,
-        .rows = attention->L,
-        .columns = NUMBERS,
-        .row_stride = NUMBERS,
-        .column_stride = 1,
-        .memory = {.data = block->address, .bytes = block->bytes},
-    };
     for (int d = CA_BATCH_DIMS - 1; d >= 0; d--) {
         numbers.batch[d] = stride;
-        stride *= batch[d];
+        stride *= attention->batch[d];
     }
     return numbers;
-}
-
-/* Make a problem of one step: it has no results but the numbers of rows. */
-static void
-start_step(const ca_attention *attention, const ca_operand *numbers, ca_attention *step)
-{
-    *step = *attention;
-    for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
-        if (ca_attention_is_result(role)) {
-            ca_attention_remove(step, role);
-        }
-    }
-    ca_attention_remove(step, CA_ATTENTION_GRAD_LSE);
-    step->operands[CA_ATTENTION_LSE] = *numbers;
-}
-
-static void
-remove_optional(ca_attention *step)
-{
-    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_FIRST_GRADIENT; role++) {
-        ca_attention_remove(step, role);
-    }
 }
 
 static void
@@ -109,7 +97,6 @@ plan_step(const ca_device_info *info, ca_launched *launched, uint32_t gradient,
     ca_attention_plan *plan = &launched->plan;
     ca_plan_begin(plan, &launched->attention, "attention_backward", 1);
     plan->gradient = gradient;
-    plan->redoes = false;
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
         plan->grid[d] = grid[d];
     }
@@ -127,10 +114,11 @@ plan_rows(const ca_device_info *info, const ca_attention *attention, const ca_op
 {
     const int64_t *batch = attention->batch;
     const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
-    start_step(attention, numbers, &launched->attention);
+    ca_backward_start_step(attention, numbers, &launched->attention);
     ca_attention_remove(&launched->attention, CA_ATTENTION_GRAD_OUTPUT);
-    launched->products = 1;
+    launched->products = CA_REFERENCE_TIMES;
     launched->adds = false;
+    launched->flags = 0;
     plan_step(info, launched, CA_BACKWARD_ROWS, grid);
 }
 
@@ -141,13 +129,14 @@ plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_
     const int64_t *batch = attention->batch;
     const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
     ca_attention *step = &launched->attention;
-    start_step(attention, numbers, step);
-    remove_optional(step);
+    ca_backward_start_step(attention, numbers, step);
+    ca_backward_remove_optional(step);
     step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_OUTPUT] = attention->operands[CA_ATTENTION_GRAD_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
     launched->products = 0;
     launched->adds = false;
+    launched->flags = 0;
     plan_step(info, launched, CA_BACKWARD_DELTAS, grid);
 }
 
@@ -166,14 +155,15 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
     grid[4] = gradients[n].is_wide         ? ca_divide_up(result->columns, CA_REFERENCE_COLUMNS)
               : result->column_stride != 0 ? result->columns
                                            : 1;
-    start_step(attention, numbers, step);
+    ca_backward_start_step(attention, numbers, step);
     if (gradients[n].role == CA_ATTENTION_GRAD_SINKS) {
         ca_attention_remove(step, CA_ATTENTION_GRAD_OUTPUT);
     } else {
         ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
     }
     step->operands[CA_ATTENTION_OUTPUT] = *result;
-    launched->products = 3;
+    launched->products = 3 * CA_REFERENCE_TIMES;
+    launched->flags = 0;
     launched->adds = (attention->repeated >> gradients[n].role & 1) != 0;
     plan_step(info, launched,
               gradients[n].step | (launched->adds ? CA_BACKWARD_ADDS : 0) |
@@ -217,30 +207,14 @@ share_rows(const ca_attention *attention, const ca_captured *captured, int64_t e
     return found;
 }
 
-/* A matrix of sums for each copy, in the memory of `storage`. */
-static ca_operand
-sums_in(ca_storage *storage, const ca_attention *attention, int64_t copies, int64_t elements)
-{
-    ca_block *block = ca_storage_block(storage);
-    return (ca_operand){
-        .dtype = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32,
-        .data = block->address,
-        .block = block,
-        .rows = copies,
-        .columns = 2 * elements,
-        .row_stride = 2 * elements,
-        .column_stride = 1,
-        .memory = {.data = block->address, .bytes = block->bytes},
-    };
-}
-
 /* Plan a step whose operands are set. */
 static void
 plan_captured(const ca_device_info *info, ca_launched *launched, int products, int64_t copies,
               uint32_t gradient, int64_t rows, int64_t columns)
 {
     const int64_t grid[] = {1, 1, 1, rows, columns};
-    launched->products = products;
+    launched->products = products * CA_REFERENCE_TIMES;
+    launched->flags = 0;
     launched->adds = true; /* to sums that a step before has left */
     plan_step(info, launched, gradient, grid);
     launched->plan.splits = copies;
@@ -266,15 +240,15 @@ run_captured(ca_device *device, const ca_attention *attention, const ca_operand 
     CA_TRY(ca_shape_count(4, sizes, "a captured array", &bytes, error));
     CA_TRY(ca_storage_new(device, (size_t)bytes, "sums of a captured array's gradient", &storage,
                           error));
-    const ca_operand sums = sums_in(storage, attention, found.copies, elements);
+    const ca_operand sums = matrix_in(storage, attention, found.copies, 2 * elements);
     ca_launched *clear = &steps[count++];
-    start_step(attention, numbers, &clear->attention);
-    remove_optional(&clear->attention);
+    ca_backward_start_step(attention, numbers, &clear->attention);
+    ca_backward_remove_optional(&clear->attention);
     clear->attention.operands[CA_ATTENTION_OUTPUT] = sums;
     plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR, found.copies, 2 * elements);
     if (numbers->data != NULL) {
         ca_launched *pairs = &steps[count++];
-        start_step(attention, numbers, &pairs->attention);
+        ca_backward_start_step(attention, numbers, &pairs->attention);
         ca_attention_remove(&pairs->attention, CA_ATTENTION_SINKS);
         pairs->attention.operands[CA_ATTENTION_OUTPUT] = sums;
         plan_captured(info, pairs, 3, found.copies,
@@ -288,29 +262,138 @@ run_captured(ca_device *device, const ca_attention *attention, const ca_operand 
                       .block = captured->gradient.block,
                       .shape = {1, elements},
                       .strides = {elements, 1}};
-    start_step(attention, &sums, &total->attention);
-    remove_optional(&total->attention);
+    ca_backward_start_step(attention, &sums, &total->attention);
+    ca_backward_remove_optional(&total->attention);
     ca_attention_set_output(&total->attention, &flat);
     bool adds = attention->first_row > 0; /* an earlier problem of the call has written there */
     plan_captured(info, total, 0, found.copies,
                   CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
                       CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
                   1, elements);
-    CA_TRY(ca_attention_launch_all(device, steps, count, error));
+    CA_TRY(ca_attention_launch_all(device, steps, count, NULL, error));
 done:
     ca_storage_release(storage);
     return status;
 }
 
+/* ---- the pass ---- */
+
+/* A backward pass in the making. */
+typedef struct {
+    ca_device *device;
+    const ca_attention *attention;
+    ca_storage *storage; /* of the numbers of rows */
+    ca_operand numbers;
+    ca_launched *steps; /* CA_MAX_STEPS of them */
+} pass;
+
+/* True if the kernel for CPUs computes this gradient. */
+static bool
+is_fast(int n)
+{
+    return gradients[n].is_wide;
+}
+
+/* Plan the gradients that the kernel for CPUs computes, or the others. Returns how many steps there are. */
+static int
+plan_gradients(const pass *p, bool fast, ca_launched *steps)
+{
+    int count = 0;
+    for (int n = 0; n < GRADIENTS; n++) {
+        if (is_fast(n) == fast && has_elements(p->attention, gradients[n].role)) {
+            plan_gradient(ca_device_get_info(p->device), p->attention, &p->numbers, n,
+                          &steps[count++]);
+        }
+    }
+    return count;
+}
+
+/* Let the reference compute all gradients. */
+static ca_status
+run_reference(const pass *p, ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(p->device);
+    int count = 0;
+    if (p->storage != NULL) {
+        plan_rows(info, p->attention, &p->numbers, &p->steps[count++]);
+        plan_deltas(info, p->attention, &p->numbers, &p->steps[count++]);
+    }
+    count += plan_gradients(p, true, p->steps + count);
+    count += plan_gradients(p, false, p->steps + count);
+    return ca_attention_launch_all(p->device, p->steps, count, NULL, error);
+}
+
+/* Let the kernel for CPUs compute the gradients of query, key and value, and the reference the others, and
+   those numbers that are not finite. */
+static ca_status
+run_on_cpu(const pass *p, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_attention *attention = p->attention;
+    const ca_device_info *info = ca_device_get_info(p->device);
+    ca_backward_division division = ca_backward_cpu_divide(info, attention);
+    ca_storage *storage = NULL;
+    ca_operand sums = {.dtype = CA_FLOAT32};
+    bool redoes;
+    if (division.stride > 0) {
+        int64_t sizes[] = {
+            division.parts, attention->batch[0], attention->batch[1],          attention->batch[2],
+            attention->L,   division.stride,     ca_plan_real_bytes(attention)};
+        int64_t bytes;
+        CA_TRY(ca_shape_count(7, sizes, "query", &bytes, error));
+        CA_TRY(ca_storage_new(p->device, (size_t)bytes, "sums of the query's gradient", &storage,
+                              error));
+        sums = matrix_in(storage, attention, bytes / division.stride / sizes[6], division.stride);
+    }
+    int count = ca_backward_cpu_plan(info, attention, &division, &p->numbers, &sums, p->steps);
+    count += plan_gradients(p, false, p->steps + count);
+    CA_TRY(ca_attention_launch_all(p->device, p->steps, count, &redoes, error));
+    if (redoes) {
+        count = plan_gradients(p, true, p->steps);
+        for (int n = 0; n < count; n++) {
+            p->steps[n].flags = CA_REDOES;
+            p->steps[n].adds = true;
+        }
+        CA_TRY(ca_attention_launch_all(p->device, p->steps, count, NULL, error));
+    }
+done:
+    ca_storage_release(storage);
+    return status;
+}
+
+/* Run the fastest kernel that works, as launch_best of attention/run.c does. */
+static ca_status
+run_best(const pass *p, const ca_forced *forced, ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(p->device);
+    ca_forced now = *forced;
+    now.left_out |= ca_attention_wrong(p->device, p->attention);
+    if (p->storage == NULL || !ca_backward_cpu_takes(info, &now, p->attention)) {
+        return run_reference(p, error);
+    }
+    ca_backward_division division = ca_backward_cpu_divide(info, p->attention);
+    ca_operand none = {.dtype = CA_FLOAT32};
+    (void)ca_backward_cpu_plan(info, p->attention, &division, &p->numbers, &none, p->steps);
+    ca_kernel_spec spec = p->steps[0].plan.spec;
+    if (ca_device_leaves_out(p->device, &spec)) {
+        return run_reference(p, error);
+    }
+    ca_status status = run_on_cpu(p, error);
+    if (status == CA_ERROR_KERNEL && forced->kernel == NULL) {
+        ca_device_leave_out(p->device, &spec, error->message);
+        ca_error_clear(error);
+        status = run_reference(p, error);
+    }
+    return status;
+}
+
 ca_status
-ca_attention_run_backward(ca_device *device, const ca_attention *attention, ca_error *error)
+ca_attention_run_backward(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+                          ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_device_info *info = ca_device_get_info(device);
-    ca_storage *storage = NULL;
-    ca_operand numbers = {.dtype = CA_FLOAT32};
-    ca_launched *steps = NULL;
-    int count = 0;
+    pass p = {.device = device, .attention = attention, .numbers = {.dtype = CA_FLOAT32}};
     int64_t sizes[] = {attention->batch[0],
                        attention->batch[1],
                        attention->batch[2],
@@ -321,28 +404,21 @@ ca_attention_run_backward(ca_device *device, const ca_attention *attention, ca_e
     CA_TRY(ca_device_prepare(device, error));
     CA_TRY(ca_plan_check_float64(info, attention, error));
     CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
-    steps = malloc(CA_MAX_STEPS * sizeof(*steps));
-    if (steps == NULL) {
+    p.steps = malloc(CA_MAX_STEPS * sizeof(*p.steps));
+    if (p.steps == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
     }
     if (bytes > 0) {
-        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &storage, error));
-        numbers = numbers_in(storage, attention);
-        plan_rows(info, attention, &numbers, &steps[count++]);
-        plan_deltas(info, attention, &numbers, &steps[count++]);
+        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &p.storage, error));
+        p.numbers = numbers_in(p.storage, attention);
     }
-    for (int n = 0; n < GRADIENTS; n++) {
-        if (has_elements(attention, gradients[n].role)) {
-            plan_gradient(info, attention, &numbers, n, &steps[count++]);
-        }
-    }
-    CA_TRY(ca_attention_launch_all(device, steps, count, error));
+    CA_TRY(run_best(&p, forced, error));
     for (int n = 0; n < captured_count(attention); n++) {
-        CA_TRY(
-            run_captured(device, attention, &numbers, &attention->mods->captured[n], steps, error));
+        CA_TRY(run_captured(device, attention, &p.numbers, &attention->mods->captured[n], p.steps,
+                            error));
     }
 done:
-    free(steps);
-    ca_storage_release(storage);
+    free(p.steps);
+    ca_storage_release(p.storage);
     return status;
 }

@@ -2,8 +2,8 @@
  *
  * The backward pass of attention: gradients of query, key, value, mask and sinks.
  *
- * A problem that asks for gradients has operands of CA_GRADIENT_OPERANDS. Its OUTPUT is what the forward
- * pass gave, and GRAD_OUTPUT and GRAD_LSE, which may be absent, are the gradients of what it gave.
+ * A problem that asks for gradients has operands GRAD_QUERY … GRAD_SINKS. Its OUTPUT and FORWARD_LSE are what
+ * the forward pass gave, and GRAD_OUTPUT and GRAD_LSE, which may be absent, are the gradients of what it gave.
  */
 #ifndef CLATTN_ATTENTION_BACKWARD_H
 #define CLATTN_ATTENTION_BACKWARD_H
@@ -12,13 +12,14 @@
 
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/info.h" /* ca_device */
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device */
 
 /* True if the problem asks for gradients. */
 bool ca_attention_has_gradients(const ca_attention *attention);
 
 /* Compute the gradients, and wait. */
-ca_status ca_attention_run_backward(ca_device *device, const ca_attention *attention,
-                                    ca_error *error);
+ca_status ca_attention_run_backward(ca_device *device, const ca_forced *forced,
+                                    const ca_attention *attention, ca_error *error);
 
 #endif

@@ -130,15 +130,12 @@ work_of(const ca_attention *attention, int64_t more)
 /* The work of a score's softmax, mask and options, as columns of the head size. */
 #define SCORE_COLUMNS 32
 
-/* The reference kernel takes so many times as long as the others. */
-#define REFERENCE_TIMES 16
-
 static double
 work_of_reference(const ca_attention *attention)
 {
     bool again = ca_attention_visible_keys(attention) > CA_REFERENCE_KEYS;
     int64_t parts = again ? (attention->Ev - 1) / CA_REFERENCE_COLUMNS : 0; /* after the first */
-    return REFERENCE_TIMES *
+    return CA_REFERENCE_TIMES *
            work_of(attention, SCORE_COLUMNS + parts * (attention->E + SCORE_COLUMNS));
 }
 
@@ -378,7 +375,8 @@ done:
 }
 
 ca_status
-ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, ca_error *error)
+ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, bool *redoes,
+                        ca_error *error)
 {
     ca_status status = CA_OK;
     char sizes[192];
@@ -400,7 +398,8 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, 
                                    .grid = plan->grid,
                                    .local_size = plan->local_size,
                                    .any_local_size = plan->any_local_size,
-                                   .work = REFERENCE_TIMES * steps[n].products *
+                                   .flags = steps[n].flags,
+                                   .work = steps[n].products *
                                            work_of(&steps[n].attention, SCORE_COLUMNS)};
         CA_TRY(add_step(device, &m, &steps[n].attention, plan, &step, &(ca_plan_limits){0}, error));
     }
@@ -410,6 +409,9 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, 
         }
     }
     CA_TRY(ca_launch_run(device, &m.launch, error));
+    if (redoes != NULL) {
+        CA_TRY(ca_mark_is_set(device, &mark, redoes, error));
+    }
 done:
     return status;
 }

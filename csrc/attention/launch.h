@@ -27,13 +27,18 @@ ca_status ca_attention_launch_inputs(ca_device *device, const ca_attention *inpu
 typedef struct {
     ca_attention attention;
     ca_attention_plan plan;
-    int products; /* of queries and keys, for each score */
-    bool adds;    /* to what stands in its result */
+    int products; /* of queries and keys, for each score. One of the reference counts CA_REFERENCE_TIMES */
+    bool adds;      /* to what stands in its result */
+    uint32_t flags; /* of the params, beside those of the call */
 } ca_launched;
 
-/* Launch kernels one after another on a prepared device, as one launch, and wait. */
+/* The reference kernel takes so many times as long as the others. */
+#define CA_REFERENCE_TIMES 16
+
+/* Launch kernels one after another on a prepared device, as one launch, and wait. *redoes becomes true if one
+   of them asks for results to be computed again; it may be NULL. */
 ca_status ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
-                                  ca_error *error);
+                                  bool *redoes, ca_error *error);
 
 /* As ca_attention_launch. If the kernels allow less than the plan asks for, plan the variant again within their
    limits. */

@@ -42,7 +42,7 @@ int
 ca_attention_optional(const ca_attention *attention, ca_attention_role roles[CA_OPTIONAL_ROLES])
 {
     int count = 0;
-    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_FIRST_GRADIENT; role++) {
+    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_OPTIONAL_END; role++) {
         if (ca_attention_has(attention, role)) {
             roles[count++] = role;
         }

@@ -308,7 +308,7 @@ ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *atten
         if (info->memory != CA_MEMORY_SVM) {
             join_inputs(info, attention);
         }
-        return backward ? ca_attention_run_backward(device, attention, error)
+        return backward ? ca_attention_run_backward(device, forced, attention, error)
                         : launch_whole(device, forced, attention, error);
     }
     ca_attention half = *attention;

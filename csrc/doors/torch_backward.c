@@ -51,8 +51,10 @@ ca_torch_backward_views(const ca_torch_sdpa *call, const ca_torch_backward *back
     int64_t Hq = ca_tensor_size(output, 3);
     int64_t Hk = call->enable_gqa ? ca_tensor_size(&call->key, 3) : Hq;
     ca_tensor absent;
+    ca_tensor lse = backward->lse;
     ca_tensor grad_lse = backward->grad_lse;
     ca_tensor_set_absent(&absent);
+    ca_tensor_add_dim(&lse, 1, 0);
     if (grad_lse.data != NULL) {
         ca_tensor_add_dim(&grad_lse, 1, 0);
     }
@@ -62,6 +64,7 @@ ca_torch_backward_views(const ca_torch_sdpa *call, const ca_torch_backward *back
         ca_attention_role role;
     } operands[] = {
         {&backward->grad_output, 2, CA_ATTENTION_GRAD_OUTPUT},
+        {&lse, 2, CA_ATTENTION_FORWARD_LSE},
         {&grad_lse, 2, CA_ATTENTION_GRAD_LSE},
         {&gradients[CA_GRADIENT_QUERY], 2, CA_ATTENTION_GRAD_QUERY},
         {&gradients[CA_GRADIENT_KEY], 2, CA_ATTENTION_GRAD_KEY},

@@ -347,7 +347,22 @@ store_result(const attention_call *call, real value, ca_int64 n)
     }
 }
 
-/* Some columns of row r of the gradient of query, key or value. */
+/* True if some columns of row r of a result are finite. */
+INLINED bool
+are_finite(const attention_call *call, const ca_int64 *own, ca_int64 r, ca_int64 c, int columns)
+{
+    const ca_attention_params *params = call->params;
+    const uint dtype = params->own / CA_BACKWARD_DTYPE % CA_BACKWARD_DTYPES;
+    bool finite = true;
+    PLAIN_FOR (int n = 0; n < columns; n++) {
+        finite &= is_finite(
+            load_of_dtype(call->output, ca_offset(&params->output, own, r, c + n), dtype));
+    }
+    return finite;
+}
+
+/* Some columns of row r of the gradient of query, key or value. The host may ask for those alone that are not
+   finite: another kernel has computed the others. */
 INLINED void
 write_columns(const attention_call *call, const divided_batch *divided, const ca_int64 *own,
               ca_int64 r, ca_int64 c, ca_int64 size)
@@ -356,6 +371,9 @@ write_columns(const attention_call *call, const divided_batch *divided, const ca
     const int columns = (int)min((ca_int64)COLUMNS, size - c);
     const ca_int64 entries = count_of(divided->shared);
     real sums[COLUMNS] = {REAL(0.0)};
+    if ((params->flags & CA_REDOES) != 0 && are_finite(call, own, r, c, columns)) {
+        return;
+    }
     PLAIN_FOR (ca_int64 n = 0; n < entries && !is_stopped(call); n++) {
         ca_int64 batch[CA_BATCH_DIMS];
         find_entry(divided, own, n, batch);

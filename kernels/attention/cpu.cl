@@ -38,7 +38,7 @@
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES LANES_ARE_ROWS
-#include "kernels/attention/cpu/tiles.clh" /* tile_state, store_result */
+#include "kernels/attention/cpu/tiles.clh" /* tile_state, store_rows */
 
 #include "kernels/attention/cpu/addends.clh"  /* find_added */
 #include "kernels/attention/cpu/dropout.clh"  /* drop_weights */
@@ -169,7 +169,7 @@ finish_tile(tile_sums *sums)
     turn_result(turned, result, (int)params->Ev);
     result = turned;
 #endif
-    if (store_result(result, factors, tile)) {
+    if (store_rows(result, factors, tile, call->output, &params->output, (int)params->Ev)) {
         ask_to_redo(call);
     }
 }

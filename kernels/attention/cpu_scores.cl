@@ -16,20 +16,7 @@
 #define WRITES_SCORES 1
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, find_rows_of_item */
 
-#include "kernels/attention/cpu/addends.clh"  /* find_attended */
-#include "kernels/attention/cpu/products.clh" /* start_block, load_queries */
-#include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
-#include "kernels/attention/keys.clh"         /* find_key_run */
-
-/* A tile, and memory for one block of keys. */
-typedef struct {
-    tile_state tile;
-    softmax_state softmax;
-    termv *queries;
-    realv *added;   /* [MAX_KEYS][NV] */
-    realv *written; /* [MAX_KEYS][NV] */
-    term *packed;
-} scored_tile;
+#include "kernels/attention/cpu/row_sums.clh" /* scored_tile, sum_rows */
 
 /* Writes the numbers of a block of `keys` keys: scores[row][j0 + k] = block[k][lane of the row]. */
 SMALL void
@@ -60,15 +47,6 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
     }
 }
 
-/* Sums the weights of a strip. */
-INLINED void
-sum_strip(softmax_state *softmax, const ca_attention_params *params, const scored_strip *strip)
-{
-    weightv weights[WEIGHTS(MR) * NV];
-    realv decay[NV];
-    (void)weigh_scores(params, softmax, strip->scores, strip->added, weights, decay);
-}
-
 /* Keeps the scores of a strip, which are final, or, unless `factors` is NULL, its weights. */
 CALLED void
 keep_strip(realv *written, const scored_tile *of, const scored_strip *strip, const realv *factors)
@@ -83,73 +61,52 @@ keep_strip(realv *written, const scored_tile *of, const scored_strip *strip, con
     }
 }
 
-/* Makes a pass over the keys of a tile. The pass sums the weights if `sums` is true. Otherwise it writes
-   scores, or weights if `factors` is not NULL. */
+/* Writes the scores of a tile's rows, or their weights if `factors` is not NULL. `written` has room for the
+   numbers of a block, [MAX_KEYS][NV]. */
 OUTER void
-pass_over_keys(scored_tile *of, bool sums, const realv *factors)
+write_keys(scored_tile *of, const realv *factors, realv *written)
 {
     const tile_state *tile = &of->tile;
     const ca_attention_params *params = tile->call->params;
     const realv excluded = factors != 0 ? (realv)REAL(0.0) : (realv)(-INFINITY);
-    const ca_int64 start = sums ? tile->first : 0;
-    const ca_int64 end = sums ? tile->last + 1 : params->T;
     int keys;
-    PLAIN_FOR (ca_int64 j0 = start; j0 < end && !is_stopped(tile->call); j0 += keys) {
-        key_run run;
-        find_key_run(&run, tile->call, tile->batch, j0);
-        keys = (int)min((ca_int64)keys_of_block(params), min(end - j0, run.count));
-        attended_keys attended = {true, 0, keys, 0};
-        if (!WRITES_EXCLUDED(params)) {
-            find_attended(&attended, of->added, tile, j0, keys);
-        }
+    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
+        attended_keys attended;
         term_block block;
-        if (attended.any) {
-            start_block(&block, params, &run, j0, keys, of->packed);
-        }
+        keys = start_keys(of, j0, params->T, &attended, &block);
         const int first = attended.any ? attended.first : 0;
         int k0 = first;
         PLAIN_FOR (; k0 < attended.end; k0 += MR) {
             scored_strip strip;
             score_keys(&strip, tile, &block, of->queries, k0, attended.added, of->softmax.seen);
-            if (sums) {
-                sum_strip(&of->softmax, params, &strip);
-            } else {
-                keep_strip(of->written + k0 * NV, of, &strip, factors);
-            }
-        }
-        if (sums) {
-            (void)end_block(&of->softmax);
-            continue;
+            keep_strip(written + k0 * NV, of, &strip, factors);
         }
         PLAIN_FOR (int n = 0; n < first * NV; n++) {
-            of->written[n] = excluded;
+            written[n] = excluded;
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
-            of->written[n] = excluded;
+            written[n] = excluded;
         }
-        store_scores(tile, j0, keys, of->written);
+        store_scores(tile, j0, keys, written);
     }
 }
 
 /* Writes the scores or weights of a tile's rows. */
 OUTER void
-write_tile(scored_tile *of)
+write_tile(scored_tile *of, realv *written)
 {
     const tile_state *tile = &of->tile;
     const ca_attention_params *params = tile->call->params;
     load_queries(of->queries, tile, AMX ? REAL(1.0) : score_scale(params));
-    start_softmax(&of->softmax);
     if (!WRITES_STAGE(params, 3)) {
-        pass_over_keys(of, false, 0);
+        start_softmax(&of->softmax);
+        write_keys(of, 0, written);
         return;
     }
     realv factors[NV];
-    pass_over_keys(of, true, 0);
-    if (USES(params, SINKS)) {
-        add_sinks(&of->softmax, tile);
-    }
+    sum_rows(of);
     find_factors(factors, &of->softmax, of->softmax.sum, REAL(1.0));
-    pass_over_keys(of, false, factors);
+    write_keys(of, factors, written);
 }
 
 /* The kernel only calls functions, and has the vector hint, as attention/cpu.cl. */
@@ -167,12 +124,11 @@ write_tiles(const attention_call *call, ca_int64 number)
     scored_tile of;
     of.queries = (termv *)memory;
     of.added = added;
-    of.written = written;
     of.packed = packed;
     PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params); h++) {
         PLAIN_FOR (ca_int64 row = rows.first; row < rows.end; row += BM) {
             start_tile(&of.tile, call, rows.head + h * params->heads, row);
-            write_tile(&of);
+            write_tile(&of, written);
         }
     }
 }

@@ -53,19 +53,20 @@
     X(TABLE2, table2, const void, 2, CA_IS_WHOLE, "table 2")                                       \
     X(TABLE3, table3, const void, 2, CA_IS_WHOLE, "table 3")
 
-/* Operands of the backward pass, which only attention/backward.cl takes. */
+/* Operands of the backward pass, which only its kernels take. A gradient has stride 0 along a dimension that
+   is summed over. */
 #define CA_BACKWARD_OPERANDS(X)                                                                    \
     X(FORWARD, forward, const storage, 2, CA_IS_BY_ROWS, "output")              /* (L, Ev) */      \
+    X(FORWARD_LSE, forward_lse, const real, 2, CA_IS_BY_ROWS, "lse")            /* (L, 1) */       \
     X(GRAD_OUTPUT, grad_output, const storage, 2, CA_IS_BY_ROWS, "grad_output") /* (L, Ev) */      \
-    X(GRAD_LSE, grad_lse, const real, 2, CA_IS_BY_ROWS, "grad_lse")             /* (L, 1) */
+    X(GRAD_LSE, grad_lse, const real, 2, CA_IS_BY_ROWS, "grad_lse")             /* (L, 1) */       \
+    X(GRAD_QUERY, grad_query, storage, 2, CA_IS_RESULT, "gradient of query")    /* (L, E) */       \
+    X(GRAD_KEY, grad_key, storage, 2, CA_IS_RESULT, "gradient of key")          /* (S, E) */       \
+    X(GRAD_VALUE, grad_value, storage, 2, CA_IS_RESULT, "gradient of value")    /* (S, Ev) */
 
-/* Gradients that a problem asks for. A step of the backward pass has one of them as its OUTPUT, so no kernel
-   takes them as arguments. A gradient has stride 0 along a dimension that is summed over. */
+/* Gradients that a step of attention/backward.cl has as its OUTPUT: no kernel takes them as arguments. */
 #define CA_GRADIENT_OPERANDS(X)                                                                    \
-    X(GRAD_QUERY, grad_query, storage, 2, CA_IS_RESULT, "gradient of query") /* (L, E) */          \
-    X(GRAD_KEY, grad_key, storage, 2, CA_IS_RESULT, "gradient of key")       /* (S, E) */          \
-    X(GRAD_VALUE, grad_value, storage, 2, CA_IS_RESULT, "gradient of value") /* (S, Ev) */         \
-    X(GRAD_MASK, grad_mask, void, 2, CA_IS_RESULT, "gradient of attn_mask")  /* (L, S) */          \
+    X(GRAD_MASK, grad_mask, void, 2, CA_IS_RESULT, "gradient of attn_mask") /* (L, S) */           \
     X(GRAD_SINKS, grad_sinks, void, 0, CA_IS_RESULT, "gradient of sinks")
 
 /* Optional operands of a call, at most: the arguments of a kernel fit the 1,024 bytes that every device

@@ -56,7 +56,7 @@ typedef struct {
     ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
     ca_uint32 tiles;    /* of a work-item, on CPUs for each key head; in attention_reference and
-                        attention_inputs, rows */
+                        attention_inputs, rows; in attention_cpu_backward, keys of a block */
     ca_uint32 own;      /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1;
                         attention_backward: CA_BACKWARD_…, and a dtype */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
@@ -118,10 +118,14 @@ typedef struct {
 #define CA_BACKWARD_CLEAR    8u
 #define CA_BACKWARD_CAPTURED 9u
 #define CA_BACKWARD_TOTAL    10u
-#define CA_BACKWARD_STEPS    15u /* the bits of these */
-#define CA_BACKWARD_ADDS     16u /* the step adds to what stands in its result */
-#define CA_BACKWARD_DTYPE    32u /* times the dtype of the result, */
-#define CA_BACKWARD_DTYPES   16u /* which is one of so many */
+/* Steps of attention_cpu_backward. */
+#define CA_BACKWARD_NUMBERS   11u /* of rows: base, sum and delta */
+#define CA_BACKWARD_GRADIENTS 12u /* of query, key and value */
+#define CA_BACKWARD_PARTS     13u /* the sums of the query's gradients */
+#define CA_BACKWARD_STEPS     15u /* the bits of these */
+#define CA_BACKWARD_ADDS      16u /* the step adds to what stands in its result */
+#define CA_BACKWARD_DTYPE     32u /* times the dtype of the result, */
+#define CA_BACKWARD_DTYPES    16u /* which is one of so many */
 /* Rows of other batch entries add to other elements of the array. The two bits above say the same of heads, and
    of the rows of a head. */
 #define CA_BACKWARD_APART          512u
@@ -131,11 +135,13 @@ typedef struct {
 #define CA_UNBOUNDED 0x7fffffffffffffff
 
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
-#define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
-#define CA_CPU_STRIPS      16          /* of MR keys in a block, at most */
-#define CA_CPU_TILES       32          /* of a work-item, at most */
-#define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
-#define CA_CPU_COLUMNS     2176        /* of packed keys and values of a work-item, at most */
+#define CA_CPU_HEAD_SIZE    512         /* E and Ev, at most */
+#define CA_CPU_STRIPS       16          /* of MR keys in a block, at most */
+#define CA_CPU_TILES        32          /* of a work-item, at most */
+#define CA_CPU_TILES_BYTES  (512 << 10) /* of their queries and results; they stay in a cache */
+#define CA_CPU_COLUMNS      2176        /* of packed keys and values of a work-item, at most */
+#define CA_BACKWARD_SIZE    256         /* E and Ev of attention_cpu_backward, at most */
+#define CA_BACKWARD_COLUMNS 4608        /* of its packed keys and values, and of their gradients */
 
 /* The reference computes so many columns of the output at a time, and keeps the weights of so many
  * keys. A row that sees more keys has its scores computed again for each part of its columns. */

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The kernel attention/cpu_backward.cl: numbers of rows, and the gradients of query, key and value.
+ */
+#ifndef CLATTN_ATTENTION_BACKWARD_CPU_H
+#define CLATTN_ATTENTION_BACKWARD_CPU_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attention/launch.h"
+#include "attention/problem.h"
+#include "opencl/forced.h"
+#include "opencl/info.h"
+
+/* How the kernel divides a problem. */
+typedef struct {
+    int64_t parts;  /* of the keys of a head, each with a gradient of the queries */
+    int64_t keys;   /* of a block, at most */
+    int64_t stride; /* of the rows of sums that stay between the blocks; 0: there are none */
+} ca_backward_division;
+
+/* True if the kernel takes the problem, and the device runs it fast. */
+bool ca_backward_cpu_takes(const ca_device_info *info, const ca_forced *forced,
+                           const ca_attention *attention);
+
+ca_backward_division ca_backward_cpu_divide(const ca_device_info *info,
+                                            const ca_attention *attention);
+
+/* Plan its steps. `sums` are (parts * rows, stride), or absent. Returns how many steps there are. */
+int ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
+                         const ca_backward_division *division, const ca_operand *numbers,
+                         const ca_operand *sums, ca_launched *steps);
+
+#endif

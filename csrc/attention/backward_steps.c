@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/backward_steps.h"
+
+void
+ca_backward_start_step(const ca_attention *attention, const ca_operand *numbers, ca_attention *step)
+{
+    *step = *attention;
+    for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
+        if (ca_attention_is_result(role)) {
+            ca_attention_remove(step, role);
+        }
+    }
+    ca_attention_remove(step, CA_ATTENTION_FORWARD_LSE);
+    ca_attention_remove(step, CA_ATTENTION_GRAD_LSE);
+    step->operands[CA_ATTENTION_LSE] = *numbers;
+}
+
+void
+ca_backward_remove_optional(ca_attention *step)
+{
+    for (int role = CA_ATTENTION_FIRST_OPTIONAL; role < CA_ATTENTION_OPTIONAL_END; role++) {
+        ca_attention_remove(step, role);
+    }
+}
