@@ -1,8 +1,8 @@
 """clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
 ``clattn.torch.patch()``, or ``with clattn.torch.sdpa():`` for a block, puts clattn where the
-modules of a model call torch, so an unchanged model runs on clattn. Calls that clattn does not
-take, such as those that need gradients, go where they went before.
+modules of a model call torch, so an unchanged model runs on clattn, in inference and in training.
+Calls that clattn does not take go where they went before.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from contextvars import ContextVar
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from clattn import _core, attention
+from clattn import attention
 from clattn._arguments.devices import find_named
 from clattn._host.fork import call_in_children
 from clattn._parts.checks import shape_of_call
@@ -30,17 +28,28 @@ try:
 except ImportError as error:
     raise ImportError("clattn.torch needs torch 2.5 or later: pip install torch") from error
 
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clattn._arguments.autocast import autocast
 from clattn._parts.torch_operator import Options, allocate, attend, device_number
+from clattn._parts.torch_reasons import (
+    FLOATS,
+    GRADIENTS,
+    OURS,
+    PLAIN,
+    RECORDING,
+    REFUSED,
+    TENSORS,
+    find_reason,
+    is_refused,
+    is_strange,
+    needs_gradients,
+)
 from clattn.flex.torch_function import flex_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Literal
 
     from clattn._arguments.arrays import DeviceLike
@@ -57,19 +66,7 @@ __all__ = [
     "unpatch",
 ]
 
-_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_NUMBERS = (float, int, np.floating, np.integer)
-
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
-
-# Who computes a call, and why torch does: the names of `call_counts`.
-_OURS = "clattn"
-_DROPOUT = "torch: dropout_p is not 0"
-_RECORDING = "torch: it records or transforms the call"
-_TENSORS = "torch: tensors of other kinds, devices or dtypes"
-_GRADIENTS = "torch: gradients are needed"
-_REFUSED = "torch: clattn refuses the arguments"
 
 # The call of patch() and the blocks of sdpa() that are in force, oldest first, with their devices.
 # _replaced is the attention function that torch.nn.functional had before the first of them.
@@ -81,10 +78,7 @@ _leaving = ContextVar("_leaving", default=False)
 
 # Each call advances an iterator, whose position is the count. next() needs no lock: no other thread
 # and no signal handler can interrupt it.
-_counts = {
-    who: iter(range(sys.maxsize))
-    for who in (_OURS, _DROPOUT, _RECORDING, _TENSORS, _GRADIENTS, _REFUSED)
-}
+_counts = {who: iter(range(sys.maxsize)) for who in (OURS, RECORDING, TENSORS, GRADIENTS, REFUSED)}
 
 # Guards _uses. A signal handler may call `sdpa` while its own thread holds the lock.
 _lock = threading.RLock()
@@ -180,11 +174,13 @@ def call_counts() -> Counter[str]:
     >>> before = call_counts()
     >>> with sdpa():
     ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
-    ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=2.0)
+    Traceback (most recent call last):
+    RuntimeError: dropout probability has to be between 0 and 1, but got 2
     >>> for who, count in (call_counts() - before).items():
     ...     print(count, who)
     1 clattn
-    1 torch: dropout_p is not 0
+    1 torch: clattn refuses the arguments
     """
     made = {who: sys.maxsize - length_hint(numbers) for who, numbers in _counts.items()}
     return Counter({who: count for who, count in made.items() if count})
@@ -248,17 +244,15 @@ def scaled_dot_product_attention(
     """Return what torch's function of this name does, by clattn where it can.
 
     `patch` puts it into ``torch.nn.functional``; it may be called by itself. clattn computes calls
-    with strided CPU tensors of one float dtype, while no gradients are needed and torch does not
-    record the call. Calls with one of the keywords, or with ``is_causal="lower_right"``, which
-    torch does not have, are always clattn's, and so are their gradients. Other calls go to the
-    function that `patch` has replaced, usually torch's:
+    with strided CPU tensors of one float dtype, and their gradients. Calls with one of the
+    keywords, or with ``is_causal="lower_right"``, which torch does not have, are always clattn's.
+    Other calls go to the function that `patch` has replaced, usually torch's:
 
-    - a tensor that requires gradients while they are enabled, forward-mode ones included: torch's
-      backward pass takes less time;
-    - `dropout_p` other than 0, since it is torch's random numbers that drop;
+    - gradients by a device without fast kernels for them, such as a GPU, or of head sizes above
+      256, and forward-mode ones;
     - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
-    - ``torch.compile``, ``torch.export``, ``torch.jit.trace``, the transforms of
-      ``torch.func``, and modes that watch operators, as counters of FLOP do;
+    - ``torch.compile`` and ``torch.export`` without gradients, ``torch.jit.trace``, the transforms
+      of ``torch.func``, and modes that watch operators, as counters of FLOP do;
     - arguments that clattn refuses, so that errors about them are torch's.
 
     Parameters
@@ -328,10 +322,17 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, sinks, query_offset, return_lse,
 Options(dropout_p, _causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap),
         )  # fmt: skip
-    if not torch.compiler.is_compiling():
-        tensors = (query, key, value)
+    tensors = (query, key, value)
+    if torch.compiler.is_compiling():
+        given = tensors if attn_mask is None else (*tensors, attn_mask)
+        if (
+            needs_gradients(given)
+            and find_reason(given, dropout_p, is_causal, scale, enable_gqa, _device) is None
+        ):
+            return _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
+    else:
         overridden = has_torch_function((query, key, value, attn_mask))
-        if overridden and all(type(tensor) in _PLAIN for tensor in tensors):
+        if overridden and all(type(tensor) in PLAIN for tensor in tensors):
             return _let_override(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         result = _attend(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if result is not None:
@@ -397,7 +398,7 @@ def _extended(
         )
     results = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
     if not torch.compiler.is_compiling():
-        next(_counts[_OURS])
+        next(_counts[OURS])
     return results if return_lse else results[0]
 
 
@@ -448,7 +449,7 @@ def _let_override(
     again. A mask's class, such as ``CausalBias``, is told what stands in ``torch.nn.functional``:
     it compares the function with that.
     """
-    by_class = attn_mask is not None and type(attn_mask) not in _PLAIN
+    by_class = attn_mask is not None and type(attn_mask) not in PLAIN
     return handle_torch_function(
         torch.nn.functional.scaled_dot_product_attention
         if by_class
@@ -465,16 +466,6 @@ def _let_override(
     )
 
 
-def _is_watched() -> bool:
-    """Whether torch records or transforms what it is called with, beyond gradients."""
-    return (
-        peek_interpreter_stack() is not None
-        or _len_torch_dispatch_stack() > 0
-        or _get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -487,15 +478,20 @@ def _attend(
 ) -> torch.Tensor | None:
     """Compute attention by clattn; None where the call is torch's. Counts the call."""
     given = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
-    reason = _find_reason(given, dropout_p, is_causal, scale, enable_gqa)
+    reason = find_reason(given, dropout_p, is_causal, scale, enable_gqa, _device)
     result = None
     if reason is None:
-        if not torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+        recorded = needs_gradients(given)
+        if not recorded and any([tensor.requires_grad for tensor in given]):
             given = [tensor.detach() for tensor in given]
-        if torch.is_autocast_enabled("cpu"):
-            given = [autocast(tensor) for tensor in given]
-        query, key, value, *mask = given
         try:
+            if recorded or dropout_p:
+                result = _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
+                next(_counts[OURS])
+                return result
+            if torch.is_autocast_enabled("cpu"):
+                given = [autocast(tensor) for tensor in given]
+            query, key, value, *mask = given
             result = attention.scaled_dot_product_attention(
                 query,
                 key,
@@ -509,59 +505,30 @@ def _attend(
                 device=_device,
             )
         except Exception:
-            if not _is_refused(given, is_causal, scale, enable_gqa):
+            if not is_refused(given, dropout_p, is_causal, scale, enable_gqa):
                 raise  # a device fails, or a variable of the environment is wrong
-            taken = query.dtype in _FLOATS and not any(map(_is_strange, given))
-            reason = _REFUSED if taken else _TENSORS
-    next(_counts[reason or _OURS])
+            taken = query.dtype in FLOATS and not any(map(is_strange, given))
+            reason = REFUSED if taken else TENSORS
+    next(_counts[reason or OURS])
     return result
 
 
-def _find_reason(
-    given: list[torch.Tensor],
-    dropout_p: object,
-    is_causal: object,
-    scale: object,
-    enable_gqa: object,
-) -> str | None:
-    """Find out why a call is torch's, whether or not the core takes it. None: nothing says so."""
-    if not isinstance(dropout_p, _NUMBERS):
-        return _REFUSED  # an array, whose comparison is no bool
-    if dropout_p != 0.0:
-        return _DROPOUT
-    if not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
-        return _REFUSED  # the core has words for is_causal that torch refuses
-    if not (scale is None or isinstance(scale, _NUMBERS)):
-        return _REFUSED
-    if _is_watched():
-        return _RECORDING
-    records = torch.is_grad_enabled()
-    for tensor in given:
-        # The result would be made on the tensor's device, to be thrown away.
-        if type(tensor) not in _PLAIN or not tensor.is_cpu:
-            return _TENSORS
-        if records and tensor.requires_grad:
-            return _TENSORS if _is_strange(tensor) else _GRADIENTS
-    return None
-
-
-def _is_strange(tensor: torch.Tensor) -> bool:
-    """Whether it is the tensor itself that the core refuses, whatever the others are."""
-    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg()
-
-
-def _is_refused(
-    given: list[torch.Tensor], is_causal: bool, scale: float | None, enable_gqa: bool
-) -> bool:
-    """Whether the core refuses the arguments, on any device."""
-    try:
-        shape_of_call(
-            _core.scaled_dot_product_attention,
-            *given,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-    except (TypeError, ValueError):
-        return True
-    return False
+def _attend_recorded(
+    given: Sequence[torch.Tensor],
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Compute a call that torch may differentiate, or that drops weights."""
+    if torch.is_autocast_enabled("cpu"):
+        given = [autocast(tensor) for tensor in given]
+    options = Options(
+        float(dropout_p),
+        _causal_word(is_causal),
+        None if scale is None else float(scale),
+        enable_gqa,
+        device=device_number(_device),
+    )
+    query, key, value, *mask = given
+    return attend(query, key, value, mask[0] if mask else None, options)[0]

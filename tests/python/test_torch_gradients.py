@@ -158,6 +158,74 @@ def test_transforms():
     )
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"is_causal": True, "scale": 0.3}, {"attn_mask": True}, {"enable_gqa": True},
+], ids=["plain", "causal", "mask", "groups"])  # fmt: skip
+def test_patched_calls(options):
+    """clattn computes both directions of torch's own calls; a mask has a gradient too."""
+    q, k, v = qkv(float32, heads=4)
+    if options.pop("enable_gqa", False):
+        k, v = (a.detach()[:, :2].clone().requires_grad_() for a in (k, v))
+        options["enable_gqa"] = True
+    operands = [q, k, v]
+    if "attn_mask" in options:
+        operands.append(draw(4, 5, seed=4, dtype=float32))
+        options["attn_mask"] = operands[-1]
+    grad = draw(1, 4, 4, 3, seed=5, dtype=float32, needs=False)
+
+    def differentiate():
+        output = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+        return torch.autograd.grad(output, operands, grad)
+
+    right = differentiate()
+    before = clattn.torch.call_counts()
+    with clattn.torch.sdpa():
+        got = differentiate()
+    assert clattn.torch.call_counts() - before == {"clattn": 1}
+    for one, other in zip(got, right, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_patched_calls_that_drop():
+    """With torch's generator, so a checkpoint drops the same weights again."""
+    q, k, v = qkv(float32)
+
+    def attended(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+
+    before = clattn.torch.call_counts()
+    with clattn.torch.sdpa():
+        gradients = []
+        for run in (attended, lambda q: checkpoint(attended, q, use_reentrant=False)):
+            torch.manual_seed(3)
+            gradients.append(torch.autograd.grad(run(q).square().sum(), q)[0])
+        torch.manual_seed(3)
+        alone = attended(q.detach())
+        torch.manual_seed(3)
+        assert torch.equal(alone, attended(q))
+    assert torch.equal(*gradients)
+    assert set(clattn.torch.call_counts() - before) == {"clattn"}
+
+
+def test_patched_calls_that_are_compiled():
+    q, k, v = qkv(float32)
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return graph
+
+    def loss(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    with clattn.torch.sdpa():
+        loss(q).backward()
+        right, q.grad = q.grad, None
+        torch.compile(loss, fullgraph=True, backend=keep)(q).backward()
+    assert torch.equal(q.grad, right)
+    assert "clattn.attention" in graphs[0]
+
+
 def test_compiled():
     """One operator without a break in the graph, in both directions."""
     q, k, v = qkv()

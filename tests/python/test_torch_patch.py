@@ -175,19 +175,19 @@ def test_what_is_left_goes_to_what_stood_there(device, torch_calls):
 
         return wrapper
 
-    learnt = q.clone().requires_grad_()
+    wide = torch.ones(1, 2, 4, 257, requires_grad=True)
     try:
         for stands in (wrap(TORCH), wrap(clattn.torch.scaled_dot_product_attention)):
             F.scaled_dot_product_attention = stands
             with clattn.torch.sdpa(device):
                 F.scaled_dot_product_attention(q, k, v)
                 assert not seen
-                result = F.scaled_dot_product_attention(learnt, k, v)
+                result = F.scaled_dot_product_attention(wide, wide, wide)
                 assert len(seen) == 1
-            assert torch.equal(result, TORCH(learnt, k, v))
+            assert torch.equal(result, TORCH(wide, wide, wide))
             assert F.scaled_dot_product_attention is stands
             seen.clear()
-        clattn.torch.scaled_dot_product_attention(learnt, k, v)  # without a patch: torch's own
+        clattn.torch.scaled_dot_product_attention(wide, wide, wide)  # without a patch: torch's
         assert not seen
     finally:
         F.scaled_dot_product_attention = TORCH
@@ -252,11 +252,13 @@ def test_is_patched():
 
 def test_calls_are_counted_with_the_reason(device):
     """Each reason why torch computes a call, and the number of clattn's own."""
-    learnt = torch.ones(1, 2, 4, 8, requires_grad=True)
+    learnt = q.clone().requires_grad_()
+    wide = torch.ones(1, 2, 4, 257, requires_grad=True)
     calls = {
-        "clattn": [{}, {"is_causal": True}, {"scale": 0.5}],
-        "torch: dropout_p is not 0": [{"dropout_p": 0.5}],
-        "torch: gradients are needed": [{"query": learnt}, {"key": learnt}],
+        "clattn": [{}, {"is_causal": True}, {"dropout_p": 0.5}, {"query": learnt}],
+        "torch: gradients are needed that clattn does not compute fast": [
+            {"query": wide, "key": wide}
+        ],
         "torch: tensors of other kinds, devices or dtypes": [
             {"query": q.to("meta")},
             {"key": k.to_sparse()},
@@ -267,6 +269,7 @@ def test_calls_are_counted_with_the_reason(device):
             {"key": k.int()},
             {"key": k[..., 1:]},
             {"is_causal": "upper"},
+            {"dropout_p": 1.5},
         ],
     }
     before = clattn.torch.call_counts()
@@ -301,9 +304,9 @@ def test_patching_touches_no_opencl(tmp_path):
         from torch.nn import functional as F
         clattn.torch.patch()
         x = torch.ones(1, 1, 2, 4, requires_grad=True)
-        F.scaled_dot_product_attention(x, x, x)
-        with pytest.raises(clattn.DeviceError, match="pip install intel-opencl-rt"):
-            F.scaled_dot_product_attention(x.detach(), x.detach(), x.detach())
+        for y in (x, x.detach()):
+            with pytest.raises(clattn.DeviceError, match="pip install intel-opencl-rt"):
+                F.scaled_dot_product_attention(y, y, y)
     """
     run_python(code, env=no_opencl(tmp_path))
 

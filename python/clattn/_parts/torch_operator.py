@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 
 from clattn import attention, gradients
@@ -13,7 +14,7 @@ from clattn import attention, gradients
 if TYPE_CHECKING:
     from clattn._core import Device
 
-__all__ = ["Options", "attend", "device_number", "draw_seed"]
+__all__ = ["Options", "attend", "device_number", "device_of", "draw_seed"]
 
 # A schema's types are words: an operator takes a device by its number here.
 _devices: list[Device | None] = [None]
@@ -53,6 +54,11 @@ def device_number(device: Device | None) -> int:
     if device not in _devices:
         _devices.append(device)
     return _devices.index(device)
+
+
+def device_of(number: int) -> Device | None:
+    """Return the device of a number. None: the default one."""
+    return _devices[number]
 
 
 def draw_seed() -> Tensor:
@@ -230,11 +236,21 @@ def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any
     return stacked, (0,) * len(stacked)
 
 
-def _with_transforms(op: Any, keep: Any, differentiate: Any) -> Any:
-    """Return a function that calls an operator, under the transforms of ``torch.func`` too.
+def _callable(op: Any, compute: Any, keep: Any, differentiate: Any) -> Any:
+    """Return a function that calls an operator, or what it computes where nothing watches.
 
-    They take the rules of a Function, and not those that an operator registers.
+    An operator's dispatch takes as long as a small call. The transforms of ``torch.func`` take the
+    rules of a Function with `setup_context`, which takes long in other calls.
     """
+
+    class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            results = compute(*args)
+            keep(ctx, args, results)
+            return results
 
     class Transformed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         setup_context = staticmethod(keep)
@@ -242,15 +258,18 @@ def _with_transforms(op: Any, keep: Any, differentiate: Any) -> Any:
 
         @staticmethod
         def forward(*args: Any) -> Any:
-            return op(*args)
+            return compute(*args)
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
             return _one_by_one(call, info, in_dims, *args)
 
     def call(*args: Any) -> Any:
-        transforms = not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-        return (Transformed.apply if transforms else op)(*args)
+        if torch.compiler.is_compiling() or _len_torch_dispatch_stack() > 0:
+            return op(*args)
+        if peek_interpreter_stack() is not None:
+            return Transformed.apply(*args)
+        return (Direct.apply if torch.is_grad_enabled() else compute)(*args)
 
     op.register_vmap(lambda *args: _one_by_one(op, *args))
     return call
@@ -260,8 +279,8 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
-_call = _with_transforms(_attention_op, _keep, _differentiate)
-_call_backward = _with_transforms(_backward_op, _keep_nothing, _refuse)
+_call = _callable(_attention_op, _attention, _keep, _differentiate)
+_call_backward = _callable(_backward_op, _backward, _keep_nothing, _refuse)
 
 
 def attend(
