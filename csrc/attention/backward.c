@@ -174,9 +174,11 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
 /* ---- arrays that the score_mod reads ---- */
 
 /* Work-items that share the rows, and sums that their copies of a gradient have, at most: 32 MiB of float32.
-   A copy may have more sums. These numbers decide the order of additions, so no device changes them. */
-#define SHARES    1024
-#define MOST_SUMS (INT64_C(1) << 22)
+   A copy may have more sums. These numbers decide the order of additions, so no device changes them. The kernel
+   for CPUs goes over many rows at a time, so few work-items share them. */
+#define SHARES     1024
+#define CPU_SHARES 64
+#define MOST_SUMS  (INT64_C(1) << 22)
 
 /* How the rows of a problem are shared. */
 typedef struct {
@@ -186,22 +188,23 @@ typedef struct {
 } shares;
 
 static shares
-share_rows(const ca_attention *attention, const ca_captured *captured, int64_t elements)
+share_rows(const ca_attention *attention, const ca_captured *captured, int64_t elements,
+           int64_t most)
 {
     const int64_t *batch = attention->batch;
     int64_t heads = attention->mods->numbers[CA_NUMBER_OF_HEADS];
     heads = heads > 0 ? heads : 1;
     const int64_t sizes[] = {batch[0] * batch[1] * batch[2] / heads, heads, attention->L};
-    int64_t copies = ca_smaller(SHARES, MOST_SUMS / elements);
+    int64_t copies = ca_smaller(most, MOST_SUMS / elements);
     int64_t rows = 1;
     shares found = {1, 1, 0};
     /* Without room for copies, rows have to be kept apart. */
     for (int d = 0; d < 3; d++) {
-        bool is_apart = copies < SHARES && (captured->apart >> d & 1) != 0;
+        bool is_apart = copies < most && (captured->apart >> d & 1) != 0;
         found.apart |= (uint32_t)is_apart << d;
         *(is_apart ? &found.groups : &rows) *= sizes[d];
     }
-    int64_t wanted = found.groups > 0 ? ca_divide_up(SHARES, found.groups) : 1;
+    int64_t wanted = found.groups > 0 ? ca_divide_up(most, found.groups) : 1;
     copies = ca_smaller(ca_smaller(copies, wanted), rows);
     found.copies = copies > 1 ? copies : 1;
     return found;
@@ -220,62 +223,6 @@ plan_captured(const ca_device_info *info, ca_launched *launched, int products, i
     launched->plan.splits = copies;
 }
 
-/* The gradient of one array: three steps, of which the second one needs rows. */
-static ca_status
-run_captured(ca_device *device, const ca_attention *attention, const ca_operand *numbers,
-             const ca_captured *captured, ca_launched *steps, ca_error *error)
-{
-    ca_status status = CA_OK;
-    const ca_device_info *info = ca_device_get_info(device);
-    ca_storage *storage = NULL;
-    int64_t elements = ca_tensor_count(&captured->gradient);
-    int64_t bytes;
-    int count = 0;
-    if (elements == 0) {
-        return CA_OK;
-    }
-    shares found = share_rows(attention, captured, elements);
-    uint32_t array = CA_BACKWARD_CAPTURED_ARRAY * captured->number;
-    int64_t sizes[] = {found.copies, elements, 2, ca_plan_real_bytes(attention)};
-    CA_TRY(ca_shape_count(4, sizes, "a captured array", &bytes, error));
-    CA_TRY(ca_storage_new(device, (size_t)bytes, "sums of a captured array's gradient", &storage,
-                          error));
-    const ca_operand sums = matrix_in(storage, attention, found.copies, 2 * elements);
-    ca_launched *clear = &steps[count++];
-    ca_backward_start_step(attention, numbers, &clear->attention);
-    ca_backward_remove_optional(&clear->attention);
-    clear->attention.operands[CA_ATTENTION_OUTPUT] = sums;
-    plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR, found.copies, 2 * elements);
-    if (numbers->data != NULL) {
-        ca_launched *pairs = &steps[count++];
-        ca_backward_start_step(attention, numbers, &pairs->attention);
-        ca_attention_remove(&pairs->attention, CA_ATTENTION_SINKS);
-        pairs->attention.operands[CA_ATTENTION_OUTPUT] = sums;
-        plan_captured(info, pairs, 3, found.copies,
-                      CA_BACKWARD_CAPTURED | CA_BACKWARD_APART * found.apart | array, found.groups,
-                      found.copies);
-    }
-    ca_launched *total = &steps[count++];
-    ca_tensor flat = {.dtype = captured->gradient.dtype,
-                      .ndim = 2,
-                      .data = captured->gradient.data,
-                      .block = captured->gradient.block,
-                      .shape = {1, elements},
-                      .strides = {elements, 1}};
-    ca_backward_start_step(attention, &sums, &total->attention);
-    ca_backward_remove_optional(&total->attention);
-    ca_attention_set_output(&total->attention, &flat);
-    bool adds = attention->first_row > 0; /* an earlier problem of the call has written there */
-    plan_captured(info, total, 0, found.copies,
-                  CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
-                      CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
-                  1, elements);
-    CA_TRY(ca_attention_launch_all(device, steps, count, NULL, error));
-done:
-    ca_storage_release(storage);
-    return status;
-}
-
 /* ---- the pass ---- */
 
 /* A backward pass in the making. */
@@ -285,22 +232,36 @@ typedef struct {
     ca_storage *storage; /* of the numbers of rows */
     ca_operand numbers;
     ca_launched *steps; /* CA_MAX_STEPS of them */
+    bool on_cpu;        /* the kernel for CPUs has computed the numbers */
 } pass;
 
-/* True if the kernel for CPUs computes this gradient. */
 static bool
-is_fast(int n)
+is_any(int n)
+{
+    (void)n;
+    return true;
+}
+
+static bool
+is_wide(int n)
 {
     return gradients[n].is_wide;
 }
 
-/* Plan the gradients that the kernel for CPUs computes, or the others. Returns how many steps there are. */
+/* True if the kernel for CPUs leaves the gradient to the reference. */
+static bool
+is_left(int n)
+{
+    return gradients[n].role == CA_ATTENTION_GRAD_SINKS;
+}
+
+/* Plan some gradients by the reference. Returns how many steps there are. */
 static int
-plan_gradients(const pass *p, bool fast, ca_launched *steps)
+plan_gradients(const pass *p, bool (*is_chosen)(int n), ca_launched *steps)
 {
     int count = 0;
     for (int n = 0; n < GRADIENTS; n++) {
-        if (is_fast(n) == fast && has_elements(p->attention, gradients[n].role)) {
+        if (is_chosen(n) && has_elements(p->attention, gradients[n].role)) {
             plan_gradient(ca_device_get_info(p->device), p->attention, &p->numbers, n,
                           &steps[count++]);
         }
@@ -318,13 +279,12 @@ run_reference(const pass *p, ca_error *error)
         plan_rows(info, p->attention, &p->numbers, &p->steps[count++]);
         plan_deltas(info, p->attention, &p->numbers, &p->steps[count++]);
     }
-    count += plan_gradients(p, true, p->steps + count);
-    count += plan_gradients(p, false, p->steps + count);
+    count += plan_gradients(p, is_any, p->steps + count);
     return ca_attention_launch_all(p->device, p->steps, count, NULL, error);
 }
 
-/* Let the kernel for CPUs compute the gradients of query, key and value, and the reference the others, and
-   those numbers that are not finite. */
+/* Let the kernel for CPUs compute all gradients but that of sinks, and the reference that one, and those numbers
+   of query, key and value that are not finite. */
 static ca_status
 run_on_cpu(const pass *p, ca_error *error)
 {
@@ -346,10 +306,10 @@ run_on_cpu(const pass *p, ca_error *error)
         sums = matrix_in(storage, attention, bytes / division.stride / sizes[6], division.stride);
     }
     int count = ca_backward_cpu_plan(info, attention, &division, &p->numbers, &sums, p->steps);
-    count += plan_gradients(p, false, p->steps + count);
+    count += plan_gradients(p, is_left, p->steps + count);
     CA_TRY(ca_attention_launch_all(p->device, p->steps, count, &redoes, error));
     if (redoes) {
-        count = plan_gradients(p, true, p->steps);
+        count = plan_gradients(p, is_wide, p->steps);
         for (int n = 0; n < count; n++) {
             p->steps[n].flags = CA_REDOES;
             p->steps[n].adds = true;
@@ -363,7 +323,7 @@ done:
 
 /* Run the fastest kernel that works, as launch_best of attention/run.c does. */
 static ca_status
-run_best(const pass *p, const ca_forced *forced, ca_error *error)
+run_best(pass *p, const ca_forced *forced, ca_error *error)
 {
     const ca_device_info *info = ca_device_get_info(p->device);
     ca_forced now = *forced;
@@ -379,11 +339,85 @@ run_best(const pass *p, const ca_forced *forced, ca_error *error)
         return run_reference(p, error);
     }
     ca_status status = run_on_cpu(p, error);
+    p->on_cpu = status == CA_OK;
     if (status == CA_ERROR_KERNEL && forced->kernel == NULL) {
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
         status = run_reference(p, error);
     }
+    return status;
+}
+
+/* Let a step that computes no scores share its program with calls without mods. */
+static void
+remove_mods(const pass *p, ca_launched *launched)
+{
+    if (p->on_cpu) {
+        launched->attention.mods = NULL;
+    }
+}
+
+/* The gradient of one array: three steps, of which the second one needs rows. */
+static ca_status
+run_captured(const pass *p, const ca_captured *captured, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device *device = p->device;
+    const ca_attention *attention = p->attention;
+    const ca_device_info *info = ca_device_get_info(device);
+    ca_storage *storage = NULL;
+    int64_t elements = ca_tensor_count(&captured->gradient);
+    int64_t bytes;
+    int count = 0;
+    if (elements == 0) {
+        return CA_OK;
+    }
+    shares found = share_rows(attention, captured, elements, p->on_cpu ? CPU_SHARES : SHARES);
+    uint32_t array = CA_BACKWARD_CAPTURED_ARRAY * captured->number;
+    int64_t sizes[] = {found.copies, elements, 2, ca_plan_real_bytes(attention)};
+    CA_TRY(ca_shape_count(4, sizes, "a captured array", &bytes, error));
+    CA_TRY(ca_storage_new(device, (size_t)bytes, "sums of a captured array's gradient", &storage,
+                          error));
+    const ca_operand sums = matrix_in(storage, attention, found.copies, 2 * elements);
+    ca_launched *clear = &p->steps[count++];
+    ca_backward_start_step(attention, &p->numbers, &clear->attention);
+    ca_backward_remove_optional(&clear->attention);
+    clear->attention.operands[CA_ATTENTION_OUTPUT] = sums;
+    remove_mods(p, clear);
+    plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR, found.copies, 2 * elements);
+    if (p->numbers.data != NULL) {
+        ca_launched *pairs = &p->steps[count++];
+        ca_backward_start_step(attention, &p->numbers, &pairs->attention);
+        ca_attention_remove(&pairs->attention, CA_ATTENTION_SINKS);
+        pairs->attention.operands[CA_ATTENTION_OUTPUT] = sums;
+        uint32_t gradient = CA_BACKWARD_CAPTURED | CA_BACKWARD_APART * found.apart | array;
+        if (p->on_cpu) {
+            ca_backward_division division = ca_backward_cpu_divide(info, attention);
+            ca_backward_cpu_plan_captured(info, &division, gradient, found.groups, found.copies,
+                                          pairs);
+        } else {
+            plan_captured(info, pairs, 3, found.copies, gradient, found.groups, found.copies);
+        }
+    }
+    ca_launched *total = &p->steps[count++];
+    ca_tensor flat = {.dtype = captured->gradient.dtype,
+                      .ndim = 2,
+                      .data = captured->gradient.data,
+                      .block = captured->gradient.block,
+                      .shape = {1, elements},
+                      .strides = {elements, 1}};
+    ca_backward_start_step(attention, &sums, &total->attention);
+    ca_backward_remove_optional(&total->attention);
+    ca_attention_set_output(&total->attention, &flat);
+    remove_mods(p, total);
+    bool adds = attention->first_row > 0; /* an earlier problem of the call has written there */
+    plan_captured(info, total, 0, found.copies,
+                  CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
+                      CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
+                  1, elements);
+    CA_TRY(ca_attention_launch_all(device, p->steps, count, NULL, error));
+done:
+    ca_storage_release(storage);
     return status;
 }
 
@@ -414,8 +448,7 @@ ca_attention_run_backward(ca_device *device, const ca_forced *forced, const ca_a
     }
     CA_TRY(run_best(&p, forced, error));
     for (int n = 0; n < captured_count(attention); n++) {
-        CA_TRY(run_captured(device, attention, &p.numbers, &attention->mods->captured[n], p.steps,
-                            error));
+        CA_TRY(run_captured(&p, &attention->mods->captured[n], error));
     }
 done:
     free(p.steps);

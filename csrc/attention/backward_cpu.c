@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "attention/backward_steps.h"
+#include "attention/options.h" /* ca_attention_optional */
 #include "attention/plan.h"
 #include "attention/variants.h" /* CA_INDEX_cpu */
 #include "kernels/attention/params.h"
@@ -26,17 +27,11 @@ strip_keys(const ca_device_info *info)
     return info->float_width >= 16 ? WIDE_KEYS : NARROW_KEYS;
 }
 
-static bool
-is_wanted(const ca_attention *attention, ca_attention_role role)
-{
-    return ca_attention_has(attention, role);
-}
-
 /* True if the gradient is summed over a leading dimension. */
 static bool
 is_summed(const ca_attention *attention, ca_attention_role role, int d)
 {
-    return is_wanted(attention, role) && attention->batch[d] > 1 &&
+    return ca_attention_has(attention, role) && attention->batch[d] > 1 &&
            attention->operands[role].batch[d] == 0;
 }
 
@@ -44,8 +39,8 @@ is_summed(const ca_attention *attention, ca_attention_role role, int d)
 static bool
 can_own_sums(const ca_attention *attention)
 {
-    bool both = is_wanted(attention, CA_ATTENTION_GRAD_KEY) &&
-                is_wanted(attention, CA_ATTENTION_GRAD_VALUE);
+    bool both = ca_attention_has(attention, CA_ATTENTION_GRAD_KEY) &&
+                ca_attention_has(attention, CA_ATTENTION_GRAD_VALUE);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         if (is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
             (both && is_summed(attention, CA_ATTENTION_GRAD_KEY, d) !=
@@ -58,6 +53,30 @@ can_own_sums(const ca_attention *attention)
     return (attention->repeated & three) == 0;
 }
 
+/* Returns how many optional operands the first step has: those of scores, and four of the backward pass. */
+static int
+optional_of_numbers(const ca_attention *attention)
+{
+    ca_attention step;
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    ca_backward_start_step(attention, &(ca_operand){0}, &step);
+    step.operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
+    step.operands[CA_ATTENTION_FORWARD_LSE] = attention->operands[CA_ATTENTION_FORWARD_LSE];
+    step.operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
+    return ca_attention_optional(&step, roles);
+}
+
+/* Returns how many a step of one gradient has. */
+static int
+optional_of_gradient(const ca_attention *attention)
+{
+    ca_attention step;
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    ca_backward_start_step(attention, &(ca_operand){0}, &step);
+    ca_attention_remove(&step, CA_ATTENTION_SINKS);
+    return ca_attention_optional(&step, roles) + 1;
+}
+
 bool
 ca_backward_cpu_takes(const ca_device_info *info, const ca_forced *forced,
                       const ca_attention *attention)
@@ -68,8 +87,10 @@ ca_backward_cpu_takes(const ca_device_info *info, const ca_forced *forced,
     bool sizes = attention->E > 0 && attention->E <= CA_BACKWARD_SIZE && attention->Ev > 0 &&
                  attention->Ev <= CA_BACKWARD_SIZE && attention->L > 0 && attention->T > 0;
     return chosen && sizes && info->type == CA_DEVICE_CPU && !info->items_are_lanes &&
-           attention->mods == NULL && can_own_sums(attention) &&
-           operands[CA_ATTENTION_QUERY].dtype == operands[CA_ATTENTION_VALUE].dtype;
+           can_own_sums(attention) &&
+           operands[CA_ATTENTION_QUERY].dtype == operands[CA_ATTENTION_VALUE].dtype &&
+           optional_of_numbers(attention) <= CA_OPTIONAL_VIEWS &&
+           optional_of_gradient(attention) <= CA_OPTIONAL_VIEWS;
 }
 
 static int64_t
@@ -123,7 +144,7 @@ ca_backward_cpu_divide(const ca_device_info *info, const ca_attention *attention
     division.keys = ca_smaller(CA_BACKWARD_COLUMNS / columns, CA_CPU_STRIPS) * strip_keys(info);
     division.parts = choose_parts(info, attention, division.keys);
     bool stays = division.parts > 1 || attention->T > division.keys;
-    if (is_wanted(attention, CA_ATTENTION_GRAD_QUERY) && stays) {
+    if (ca_attention_has(attention, CA_ATTENTION_GRAD_QUERY) && stays) {
         int64_t row = covered(attention->E, lanes);
         division.stride = row > lanes ? row : 2 * lanes;
     }
@@ -155,6 +176,64 @@ plan_step(const ca_device_info *info, const ca_backward_division *division, uint
     ca_kernel_define(&plan->spec, "USUAL", 0);
 }
 
+/* Plan the gradients of some of query, key and value, by one step. */
+static void
+plan_gradients(const ca_device_info *info, const ca_attention *attention,
+               const ca_backward_division *division, const ca_operand *numbers,
+               const ca_operand *sums, const ca_attention_role *roles, int count,
+               ca_launched *launched)
+{
+    ca_attention *step = &launched->attention;
+    int64_t grid[] = {1, 1, 1, division->parts, 1};
+    ca_backward_start_step(attention, numbers, step);
+    ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
+    step->operands[CA_ATTENTION_OUTPUT] = *sums;
+    for (int n = 0; n < count; n++) {
+        step->operands[roles[n]] = attention->operands[roles[n]];
+    }
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        bool summed = is_summed(step, CA_ATTENTION_GRAD_KEY, d) ||
+                      is_summed(step, CA_ATTENTION_GRAD_VALUE, d);
+        grid[d] = summed ? 1 : attention->batch[d];
+    }
+    plan_step(info, division, CA_BACKWARD_GRADIENTS, 5, grid, launched);
+}
+
+/* Plan the gradient of the mask. */
+static void
+plan_mask(const ca_device_info *info, const ca_attention *attention,
+          const ca_backward_division *division, const ca_operand *numbers, ca_launched *launched)
+{
+    const ca_operand *result = &attention->operands[CA_ATTENTION_GRAD_MASK];
+    int64_t rows = VECTORS * ca_plan_lanes(info, attention);
+    bool adds = (attention->repeated >> CA_ATTENTION_GRAD_MASK & 1) != 0;
+    int64_t grid[] = {1, 1, 1, 1, 1};
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        grid[d] = result->batch[d] != 0 ? attention->batch[d] : 1;
+    }
+    grid[3] = result->row_stride != 0 ? ca_divide_up(attention->L, rows) : 1;
+    grid[4] = result->column_stride != 0 ? ca_divide_up(attention->T, division->keys) : 1;
+    ca_backward_start_step(attention, numbers, &launched->attention);
+    ca_attention_remove(&launched->attention, CA_ATTENTION_SINKS);
+    launched->attention.operands[CA_ATTENTION_OUTPUT] = *result;
+    plan_step(info, division,
+              CA_BACKWARD_MASK | (adds ? CA_BACKWARD_ADDS : 0) |
+                  CA_BACKWARD_DTYPE * (uint32_t)result->dtype,
+              2, grid, launched);
+    launched->adds = adds;
+}
+
+void
+ca_backward_cpu_plan_captured(const ca_device_info *info, const ca_backward_division *division,
+                              uint32_t gradient, int64_t groups, int64_t copies,
+                              ca_launched *launched)
+{
+    const int64_t grid[] = {1, 1, 1, groups, copies};
+    plan_step(info, division, gradient, 2, grid, launched);
+    launched->adds = true; /* to sums that a step before has cleared */
+    launched->plan.splits = copies;
+}
+
 int
 ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
                      const ca_backward_division *division, const ca_operand *numbers,
@@ -164,8 +243,15 @@ ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
     const int64_t *batch = attention->batch;
     int64_t tiles = ca_divide_up(attention->L, VECTORS * ca_plan_lanes(info, attention));
     const int64_t by_tiles[] = {batch[0], batch[1], batch[2], tiles, 1};
-    int64_t by_keys[] = {1, 1, 1, division->parts, 1};
+    ca_attention_role wanted[3];
+    int gradients = 0;
     int count = 0;
+    for (ca_attention_role role = CA_ATTENTION_GRAD_QUERY; role <= CA_ATTENTION_GRAD_VALUE;
+         role++) {
+        if (ca_attention_has(attention, role)) {
+            wanted[gradients++] = role;
+        }
+    }
 
     ca_launched *rows = &steps[count++];
     ca_backward_start_step(attention, numbers, &rows->attention);
@@ -174,36 +260,22 @@ ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
     rows->attention.operands[CA_ATTENTION_GRAD_LSE] = operands[CA_ATTENTION_GRAD_LSE];
     plan_step(info, division, CA_BACKWARD_NUMBERS, 1, by_tiles, rows);
 
-    bool any = is_wanted(attention, CA_ATTENTION_GRAD_QUERY) ||
-               is_wanted(attention, CA_ATTENTION_GRAD_KEY) ||
-               is_wanted(attention, CA_ATTENTION_GRAD_VALUE);
-    if (!any) {
-        return count;
+    /* Where one step has no room for all operands, each gradient has a step. */
+    bool together = optional_of_gradient(attention) - 1 + gradients <= CA_OPTIONAL_VIEWS;
+    int each = together ? gradients : 1;
+    for (int n = 0; n < gradients; n += each) {
+        plan_gradients(info, attention, division, numbers, sums, wanted + n, each, &steps[count++]);
     }
-
-    ca_launched *gradients = &steps[count++];
-    ca_attention *step = &gradients->attention;
-    ca_backward_start_step(attention, numbers, step);
-    ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
-    for (ca_attention_role role = CA_ATTENTION_GRAD_QUERY; role <= CA_ATTENTION_GRAD_VALUE;
-         role++) {
-        step->operands[role] = operands[role];
-    }
-    step->operands[CA_ATTENTION_OUTPUT] = *sums;
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
-        by_keys[d] = summed ? 1 : batch[d];
-    }
-    plan_step(info, division, CA_BACKWARD_GRADIENTS, 5, by_keys, gradients);
-
-    if (division->parts > 1 && is_wanted(attention, CA_ATTENTION_GRAD_QUERY)) {
+    if (division->parts > 1 && ca_attention_has(attention, CA_ATTENTION_GRAD_QUERY)) {
         ca_launched *parts = &steps[count++];
         ca_backward_start_step(attention, numbers, &parts->attention);
         ca_backward_remove_optional(&parts->attention);
         parts->attention.operands[CA_ATTENTION_GRAD_QUERY] = operands[CA_ATTENTION_GRAD_QUERY];
         parts->attention.operands[CA_ATTENTION_OUTPUT] = *sums;
         plan_step(info, division, CA_BACKWARD_PARTS, 0, by_tiles, parts);
+    }
+    if (ca_attention_has(attention, CA_ATTENTION_GRAD_MASK)) {
+        plan_mask(info, attention, division, numbers, &steps[count++]);
     }
     return count;
 }

@@ -32,4 +32,10 @@ int ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attenti
                          const ca_backward_division *division, const ca_operand *numbers,
                          const ca_operand *sums, ca_launched *steps);
 
+/* Plan a step of an array that a score_mod reads, whose operands are set: `copies` of the gradient for each of
+   `groups` of rows. */
+void ca_backward_cpu_plan_captured(const ca_device_info *info, const ca_backward_division *division,
+                                   uint32_t gradient, int64_t groups, int64_t copies,
+                                   ca_launched *launched);
+
 #endif

@@ -35,46 +35,11 @@
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define IS_BACKWARD
-#include "kernels/attention/captured.clh" /* long_sum; before the user's text */
-#include "kernels/attention/rows.clh"     /* find_row, sum_weights */
+#include "kernels/attention/gradients.clh" /* divide_batch, store_result */
+#include "kernels/attention/rows.clh"      /* find_row, sum_weights */
+#include "kernels/support/long_sum.clh"    /* add_term */
 
 #define COLUMNS CA_REFERENCE_COLUMNS /* of a query's, a key's or a value's gradient */
-
-#define STEP_OF(params) ((params)->own & CA_BACKWARD_STEPS)
-
-/* --- what a result is summed over -------------------------------------------------- */
-
-/* Sizes of the leading dimensions: those that a result has, and those that it is summed over. */
-typedef struct {
-    ca_int64 own[CA_BATCH_DIMS];
-    ca_int64 shared[CA_BATCH_DIMS];
-} divided_batch;
-
-INLINED void
-divide_batch(const ca_attention_params *params, divided_batch *divided)
-{
-    for (int n = 0; n < CA_BATCH_DIMS; n++) {
-        const bool is_shared = params->output.batch[n] == 0;
-        divided->own[n] = is_shared ? 1 : params->batch[n];
-        divided->shared[n] = is_shared ? params->batch[n] : 1;
-    }
-}
-
-INLINED ca_int64
-count_of(const ca_int64 *sizes)
-{
-    return sizes[0] * sizes[1] * sizes[2];
-}
-
-/* Finds entry n of those that are summed into a result of entry `own`. */
-INLINED void
-find_entry(const divided_batch *divided, const ca_int64 *own, ca_int64 n, ca_int64 *batch)
-{
-    ca_unravel(n, divided->shared, batch);
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        batch[d] += own[d];
-    }
-}
 
 /* --- one pair of query and key ------------------------------------------------------ */
 
@@ -263,9 +228,9 @@ add_sink_term(const attention_call *call, const ca_int64 *batch, ca_int64 i, lon
 
 /* Adds to a copy of the gradient what the pairs of row i give. */
 CALLED void
-add_row_captured(const attention_call *call, const ca_int64 *batch, ca_int64 i, __global real *sums)
+add_row_captured(const attention_call *call, const ca_int64 *batch, ca_int64 i, int which,
+                 __global real *sums)
 {
-    const int which = (int)(call->params->own / CA_BACKWARD_CAPTURED_ARRAY);
     gradient_row state;
     find_gradient_row(&state, call, batch, i);
     const row_state *row = &state.row;
@@ -280,72 +245,22 @@ add_row_captured(const attention_call *call, const ca_int64 *batch, ca_int64 i, 
     }
 }
 
-/* Share `item` of the rows. Shares that the gradient keeps apart have the same copy. */
+/* Share `item` of the rows. */
 INLINED void
 write_captured(const attention_call *call, ca_int64 item)
 {
-    const ca_attention_params *params = call->params;
-    const ca_int64 heads = call->numbers[CA_NUMBER_OF_HEADS];
-    const ca_int64 entries = ca_divide(count_of(params->batch), heads);
-    const ca_int64 sizes[] = {entries, heads, params->L};
-    const ca_int64 copies = params->splits;
-    divided_batch divided;
-    for (int d = 0; d < 3; d++) {
-        const bool is_apart = (params->own & CA_BACKWARD_APART << d) != 0;
-        divided.own[d] = is_apart ? sizes[d] : 1;
-        divided.shared[d] = is_apart ? 1 : sizes[d];
-    }
-    const ca_int64 group = ca_divide(item, copies);
-    const ca_int64 copy = item - group * copies;
-    if (group >= count_of(divided.own)) {
-        return;
-    }
-    const ca_int64 rows = count_of(divided.shared);
-    const ca_int64 share = ca_divide(rows + copies - 1, copies);
-    __global real *sums = (__global real *)call->output + copy * params->output.row;
-    ca_int64 own[CA_BATCH_DIMS];
-    ca_unravel(group, divided.own, own);
-    PLAIN_FOR (ca_int64 n = copy * share; n < min((copy + 1) * share, rows); n++) {
-        ca_int64 place[CA_BATCH_DIMS]; /* entry, head, row */
+    captured_share share;
+    find_captured_share(&share, call, item);
+    PLAIN_FOR (ca_int64 n = share.first; n < share.end; n++) {
         ca_int64 batch[CA_BATCH_DIMS];
-        find_entry(&divided, own, n, place);
-        ca_unravel(place[0] * heads + place[1], params->batch, batch);
-        add_row_captured(call, batch, place[2], sums);
+        const ca_int64 i = find_captured_row(&share, call->params, n, batch);
+        add_row_captured(call, batch, i, share.which, share.sums);
     }
 }
 
 #endif
 
 /* --- results ------------------------------------------------------------------------- */
-
-/* Writes number n of a result, of the dtype in params.own, or adds to it. */
-INLINED void
-store_result(const attention_call *call, real value, ca_int64 n)
-{
-    const uint gradient = call->params->own;
-    const uint dtype = gradient / CA_BACKWARD_DTYPE % CA_BACKWARD_DTYPES;
-    __global void *output = call->output;
-    if (gradient & CA_BACKWARD_ADDS) {
-        value += load_of_dtype(output, n, dtype);
-    }
-    switch (dtype) {
-    case CA_KERNEL_FLOAT16:
-        vstore_half_rte(value, n, (__global half *)output);
-        break;
-    case CA_KERNEL_BFLOAT16:
-        ((__global ushort *)output)[n] = float_to_bfloat16((float)value);
-        break;
-    case CA_KERNEL_FLOAT64:
-#if REAL64
-        ((__global double *)output)[n] = value;
-#else
-        ((__global ulong *)output)[n] = float_to_double_bits(value);
-#endif
-        break;
-    default:
-        ((__global float *)output)[n] = (float)value;
-    }
-}
 
 /* True if some columns of row r of a result are finite. */
 INLINED bool

@@ -31,61 +31,17 @@
 #define SCORES_IN_LOG2 0
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, store_rows */
 
-#include "kernels/attention/cpu/dropout.clh"          /* drop_weights */
+#include "kernels/attention/cpu_backward/blocks.clh"  /* start_key_block, start_strip */
 #include "kernels/attention/cpu_backward/numbers.clh" /* write_numbers, start_rows */
-#include "kernels/attention/cpu_backward/panels.clh"  /* gradient_tile, load_tile */
+#include "kernels/attention/cpu_backward/scores.clh"  /* write_mask, write_captured */
 
-/* The host divides keys into blocks so that packed keys and values, and the panels of their gradients, fit. */
-#define BLOCK_REALS (MR * CA_BACKWARD_COLUMNS)
-
-/* --- one strip of keys ---------------------------------------------------------------- */
-
-/* The products of a strip of MR keys, which become what the gradients are sums of. */
-typedef struct {
-    realv
-        scores[MR * NV]; /* the products of queries and keys; then the weights that dropout keeps */
-    realv grads[MR * NV];   /* of the weights; then of the products */
-    realv bounded[MR * NV]; /* what is added to the scores */
-} gradient_strip;
-
-/* Finishes `keys` keys of a strip. The others become 0. `added` is what is added to their scores, and `kept` is
-   what dropout makes of their weights. They are NULL where nothing is. */
-CALLED void
-differentiate(gradient_strip *strip, const gradient_tile *of, int keys, const realv *added,
-              const realv *kept)
+/* Starts the gradients of a block. */
+INLINED void
+clear_gradients(const key_block *block, const ca_attention_params *params)
 {
-    const ca_attention_params *params = of->tile.call->params;
-    const bool caps = USES(params, SOFTCAP);
-    const realv scale = (realv)ca_scale(params);
-    PLAIN_FOR (int n0 = 0; n0 < keys * NV; n0 += NV) {
-        UNROLLED_FOR (int v = 0; v < NV; v++) {
-            const int n = n0 + v;
-            const realv capped = cap_score(params, strip->scores[n]);
-            const realv score = sum_score(params, &capped, added != 0 ? added + n : 0, 0);
-            realv weight = weight_in(false, score - of->base[v]) * of->inverse[v];
-            realv grad = strip->grads[n];
-            realv kept_weight = weight;
-            if (kept != 0) {
-                kept_weight = weight * kept[n];
-                grad *= kept[n];
-            }
-            grad = weight * (grad - of->delta[v]) * scale;
-            if (caps) {
-                const realv share = capped * (realv)ca_inverse_softcap(params); /* tanh */
-                grad *= (realv)REAL(1.0) - share * share;
-            }
-            if (added != 0) { /* what is excluded adds 0, even if it is not finite */
-                const intv excluded = added[n] == (realv)(-INFINITY);
-                kept_weight = excluded ? (realv)REAL(0.0) : kept_weight;
-                grad = excluded ? (realv)REAL(0.0) : grad;
-            }
-            strip->scores[n] = kept_weight;
-            strip->grads[n] = grad;
-        }
-    }
-    PLAIN_FOR (int n = keys * NV; n < MR * NV; n++) {
-        strip->scores[n] = (realv)REAL(0.0);
-        strip->grads[n] = (realv)REAL(0.0);
+    const int panels = PANELS(params->E) + PANELS(params->Ev);
+    PLAIN_FOR (int n = 0; n < panels * block->most * NV; n++) {
+        block->grad_key[n] = (realv)REAL(0.0); /* grad_value lies behind */
     }
 }
 
@@ -105,62 +61,6 @@ add_rows(realv *sums, int step, const realv *strip, const realv *rows, int count
     }
 }
 
-/* --- one block of keys ------------------------------------------------------------------ */
-
-/* A block of keys: packed rows of keys and values, and their gradients in panels. */
-typedef struct {
-    ca_int64 j0;
-    int keys;
-    int most; /* keys of a panel of gradients */
-    term_rows key;
-    term_rows value;
-    int key_stride;
-    int value_stride;
-    realv *grad_key;
-    realv *grad_value;
-} key_block;
-
-/* Memory for a block, and for a tile's part in it. */
-typedef struct {
-    realv packed[BLOCK_REALS / LANES + 1]; /* zeros end with a whole vector */
-    realv sums[BLOCK_REALS / LANES];
-    realv added[MAX_KEYS * NV];
-    realv kept[MAX_KEYS * NV];
-    realv grads[MAX_KEYS * NV];                      /* of the products of queries and keys */
-    realv result[BM * VECTORS_OF(CA_BACKWARD_SIZE)]; /* of a tile: the query's gradient */
-} block_memory;
-
-/* Packs keys j0 … j0 + keys - 1 of a batch and their values. Strips are filled up with zeros. */
-OUTER void
-start_key_block(key_block *block, const attention_call *call, const ca_int64 *batch, ca_int64 j0,
-                int keys, block_memory *memory)
-{
-    const ca_attention_params *params = call->params;
-    const int E = (int)params->E;
-    const int Ev = (int)params->Ev;
-    const int ends = (keys + MR - 1) / MR * MR;
-    real *key = (real *)memory->packed;
-    key_run run;
-    find_key_run(&run, call, batch, j0);
-    block->j0 = j0;
-    block->keys = keys;
-    block->most = (int)params->tiles;
-    block->key_stride = VALUE_STRIDE(E);
-    block->value_stride = VALUE_STRIDE(Ev);
-    real *value = key + block->most * block->key_stride;
-    block->key = key;
-    block->value = value;
-    block->grad_key = memory->sums;
-    block->grad_value = memory->sums + PANELS(E) * block->most * NV;
-    pack_keys(key, run.key, &run.key_strides, keys, E, block->key_stride);
-    clear_terms(key + keys * block->key_stride, (ends - keys) * block->key_stride);
-    pack_values(value, run.value, &run.value_strides, keys, Ev, block->value_stride);
-    clear_terms(value + keys * block->value_stride, (ends - keys) * block->value_stride);
-    PLAIN_FOR (int n = 0; n < (PANELS(E) + PANELS(Ev)) * block->most * NV; n++) {
-        memory->sums[n] = (realv)REAL(0.0);
-    }
-}
-
 /* Adds what a tile of rows gives to the gradients of a block, and of the rows' queries. */
 OUTER void
 add_tile(gradient_tile *of, const key_block *block, const attended_keys *attended, bool is_first,
@@ -172,28 +72,12 @@ add_tile(gradient_tile *of, const key_block *block, const attended_keys *attende
     const int Ev = (int)params->Ev;
     const int first = attended->first;
     const bool differs = USES(params, GRAD_QUERY) || USES(params, GRAD_KEY);
-    const bool drops = USES(params, DROPOUT);
-    PLAIN_FOR (int n = first * NV; drops && n < attended->end * NV; n++) {
-        memory->kept[n] = (realv)ca_kept_scale(params);
-    }
-    if (drops) {
-        drop_weights(tile, block->j0 + first, attended->end - first, memory->kept + first * NV);
-    }
+    find_kept(memory->kept, tile, block, attended);
     PLAIN_FOR (int k0 = first; k0 < attended->end; k0 += MR) {
-        const int keys = min(block->keys - k0, MR);
         gradient_strip strip;
-        multiply_keys(strip.scores, of->queries, block->key + k0 * block->key_stride,
-                      block->key_stride, keys, E, REAL(1.0));
-        if (differs) {
-            multiply_keys(strip.grads, of->grads, block->value + k0 * block->value_stride,
-                          block->value_stride, keys, Ev, REAL(1.0));
-        }
-        const realv *added = attended->added != 0 ? attended->added + k0 * NV : 0;
-        added = bounded_addends(strip.bounded, added, tile, block->j0 + k0, keys);
-        differentiate(&strip, of, min(keys, attended->end - k0), added,
-                      drops ? memory->kept + k0 * NV : 0);
+        start_strip(&strip, of, block, attended, memory, k0, OF_PRODUCTS, differs);
         if (USES(params, GRAD_VALUE)) {
-            add_rows(block->grad_value + k0 * NV, block->most * NV, strip.scores, of->grad_rows,
+            add_rows(block->grad_value + k0 * NV, block->most * NV, strip.weights, of->grad_rows,
                      tile->rows, Ev);
         }
         if (USES(params, GRAD_KEY)) {
@@ -368,6 +252,7 @@ write_gradients(const attention_call *call, ca_int64 number)
         key_block block;
         start_key_block(&block, call, share.own, j0, (int)min((ca_int64)most, share.keys.end - j0),
                         &memory);
+        clear_gradients(&block, params);
         PLAIN_FOR (ca_int64 n = 0; n < heads; n++) {
             ca_int64 batch[CA_BATCH_DIMS];
             ca_unravel(n, share.shared, batch);
@@ -412,13 +297,21 @@ attention_cpu_backward(ATTENTION_ARGUMENTS)
 {
     DEFINE_CALL(call);
     const ca_int64 number = group_of(&params);
-    switch (params.own & CA_BACKWARD_STEPS) {
+    switch (STEP_OF(&params)) {
     case CA_BACKWARD_NUMBERS:
         write_numbers(&call, number);
         break;
     case CA_BACKWARD_GRADIENTS:
         write_gradients(&call, number);
         break;
+    case CA_BACKWARD_MASK:
+        write_mask(&call, number);
+        break;
+#if HAS_SCORE_MOD
+    case CA_BACKWARD_CAPTURED:
+        write_captured(&call, number);
+        break;
+#endif
     default:
         sum_parts(&call, number);
     }

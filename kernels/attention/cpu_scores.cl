@@ -18,35 +18,6 @@
 
 #include "kernels/attention/cpu/row_sums.clh" /* scored_tile, sum_rows */
 
-/* Writes the numbers of a block of `keys` keys: scores[row][j0 + k] = block[k][lane of the row]. */
-SMALL void
-store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
-{
-    const attention_call *call = tile->call;
-    const ca_view *view = VIEW(call->params, SCORES);
-    __global storage *scores = call->scores + j0 * view->column;
-    ca_int64 offsets[BM];
-    find_rows(offsets, tile, view, 0);
-    const bool whole = view->column == 1 && keys >= LANES;
-    PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
-        const int count = min(LANES, tile->rows - v * LANES);
-        PLAIN_FOR (int n = 0; n < VECTORS_OF(keys) && whole; n++) {
-            const int k = COLUMN(n, keys);
-            realv rows[LANES];
-            transpose_block(rows, 1, block + k * NV + v, NV);
-            PLAIN_FOR (int r = 0; r < count; r++) {
-                store_lanes(rows[r], scores + offsets[v * LANES + r] + k);
-            }
-        }
-        PLAIN_FOR (int k = 0; k < keys && !whole; k++) {
-            PLAIN_FOR (int r = 0; r < count; r++) {
-                store(((const real *)&block[k * NV + v])[r],
-                      scores + offsets[v * LANES + r] + k * view->column);
-            }
-        }
-    }
-}
-
 /* Keeps the scores of a strip, which are final, or, unless `factors` is NULL, its weights. */
 CALLED void
 keep_strip(realv *written, const scored_tile *of, const scored_strip *strip, const realv *factors)
@@ -67,10 +38,11 @@ OUTER void
 write_keys(scored_tile *of, const realv *factors, realv *written)
 {
     const tile_state *tile = &of->tile;
-    const ca_attention_params *params = tile->call->params;
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
     const realv excluded = factors != 0 ? (realv)REAL(0.0) : (realv)(-INFINITY);
     int keys;
-    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
+    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(call); j0 += keys) {
         attended_keys attended;
         term_block block;
         keys = start_keys(of, j0, params->T, &attended, &block);
@@ -87,7 +59,7 @@ write_keys(scored_tile *of, const realv *factors, realv *written)
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
             written[n] = excluded;
         }
-        store_scores(tile, j0, keys, written);
+        store_block(tile, call->scores, VIEW(params, SCORES), j0, keys, written);
     }
 }
 

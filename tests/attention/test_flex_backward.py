@@ -203,16 +203,15 @@ def test_same_bits(device):
     captured = captured_of(2, 20, 30, float32)
     arrays = qkv((2, 2), 20, 30)
     grad_output = arrays[2][:, :, :20]
-    output, first = backward(arrays, grad_output, score_mod=each_index(*captured),
-                             captured=captured, device=device)  # fmt: skip
-    wanted = [a.tobytes() for a in (*first[:3], *first.captured)]
+    output, lse = flex_attention(*arrays, each_index(*captured), return_lse=True, device=device)
     done = threading.Event()
 
     def again(arrays, captured):
-        lse = np.zeros((2, 2, 20), float32)
         got = flex_attention_backward(grad_output, *arrays, output, lse, each_index(*captured),
                                       captured=captured, device=device)  # fmt: skip
         return (*got[:3], *got.captured)
+
+    wanted = [a.tobytes() for a in again(arrays, captured)]
 
     def compute():
         while not done.is_set():
@@ -291,7 +290,7 @@ def test_excluded_and_outside(device):
         def mask(b, h, q_idx, kv_idx):
             return lookup(allowed, q_idx, kv_idx)
 
-        lse = np.zeros(arrays[0].shape[:-1])
+        _, lse = flex_attention(*arrays, mod, mask_mod=mask, return_lse=True, device=device)
         output = np.zeros_like(arrays[0])
         return flex_attention_backward(np.ones_like(output), *arrays, output, lse, mod,
                                        mask_mod=mask, captured=(table,), device=device)  # fmt: skip
@@ -398,9 +397,10 @@ def test_operations(device):
         return result
 
     one, query = np.ones((1, H, 1, 1)), s[None, ..., None]
-    output, lse = np.ones_like(query), np.ones((1, H, L))
+    output, grad_lse = np.ones_like(query), np.ones((1, H, L))
+    _, lse = flex_attention(query, one, one, mod, scale=1.0, return_lse=True, device=device)
     got = flex_attention_backward(output * 0, query, one, one, output, lse, mod, captured=(x,),
-                                  grad_lse=lse, scale=1.0, device=device)  # fmt: skip
+                                  grad_lse=grad_lse, scale=1.0, device=device)  # fmt: skip
     by_score, by_element = got.query[0, ..., 0], got.captured[0]
     step = 1e-6
     for n, (name, operation) in enumerate(SMOOTH.items()):
@@ -443,9 +443,10 @@ def test_functions_of_torch(device):
             result = torch.where(h == n, operation(score), result)
         return result
 
-    lse = torch.ones_like(s[..., 0])
+    _, lse = flex_attention(s, one, one, mod, scale=1.0, return_lse=True, device=device)
     got = flex_attention_backward(torch.zeros_like(s), s, one, one, torch.ones_like(s), lse, mod,
-                                  grad_lse=lse, scale=1.0, device=device)  # fmt: skip
+                                  grad_lse=torch.ones_like(lse), scale=1.0,
+                                  device=device)  # fmt: skip
     for n, operation in enumerate(operations):
         leaf = s[0, n, :, 0].clone().requires_grad_()
         right = operation(leaf)

@@ -243,14 +243,16 @@ class _Writer:
         self._write_body(names, "reads")
         for read in reads:
             value, guard = read.derivative
-            condition = f"which == {read.which}"
+            zeros = ", ".join(f"({_spell(name, ALL)})0" for name in ("int", "bool"))
+            reaches = f"~({_spell('bool', ALL)})0"
             if guard is not None:
-                condition += f" && {names[guard.index]}"
+                reaches = self._as_kind(names, guard.index, ALL)
+            term = f"factor * {self._as_kind(names, value.index, ALL)}"
             self.lines += [
-                f"    if ({condition}) {{",
-                "        element_place place = {0, 0};",
+                f"    if (which == {read.which}) {{",
+                f"        {_spell('element_place', ALL)} place = {{{zeros}}};",
                 *[f"        {line}" for line in self._find_element(names, read.node)],
-                f"        add_to_element(sums, &place, factor * {names[value.index]});",
+                f"        {_spell('add_to_element', ALL)}(sums, &place, {reaches}, {term});",
                 "    }",
             ]
         self.lines.append("}")
@@ -263,7 +265,8 @@ class _Writer:
         argument, shared = self.arguments[key[2]]
         first = 0 if shared is None else 1  # of stacked tables each has a gradient
         return [
-            f"find_element(call, {argument}, {first + d}, {names[place]}, &place);"
+            f"{_spell('find_element_' + TYPE_NAMES[self.nodes[place].type], ALL)}"
+            f"(call, {argument}, {first + d}, {self._as_kind(names, place, ALL)}, &place);"
             for d, place in enumerate(operands_of(key))
         ]
 
