@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from clattn._parts import ring
+from clattn.mpi import messages
 from mpi4py import MPI
 from references.attention import attention, compute_dtype, eps, judged, largest
 from support.checks import assert_close
@@ -120,7 +121,7 @@ def check_ring(given, layout):
     if given["rows"] is given["keys"] is even:
         for whole, part in zip((query, key, value), parts, strict=True):
             np.testing.assert_array_equal(np.array(part), clattn.mpi.split(whole, COMM, layout))
-    given_messages, clattn.mpi._MOST = clattn.mpi._MOST, given.get("message", 1 << 30)
+    given_messages, messages._MOST = messages._MOST, given.get("message", 1 << 30)
     try:
         out, lse = clattn.mpi.ring_attention(*parts, layout=layout, return_lse=True, **options)
         whole, whole_lse = (
@@ -128,7 +129,7 @@ def check_ring(given, layout):
             for result, axis in ((out, -2), (lse, query.ndim - 2))
         )
     finally:
-        clattn.mpi._MOST = given_messages
+        messages._MOST = given_messages
 
     right = judged(query, key, value, **options)
     # Each of the merges, two in a step, rounds weights, products and sums.

@@ -15,14 +15,22 @@ from clattn.attention import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from clattn._arguments.operands import Operands
     from clattn._arguments.options import Window
 
-__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
+    Layout = Literal["contiguous", "zigzag"]
+
+__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "check_layout", "part_lengths", "pieces"]
 
 LAYOUTS = ("contiguous", "zigzag")
+
+
+def check_layout(layout: Any) -> None:
+    """Raise ValueError for what is no layout."""
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
 
 
 class Pieces(NamedTuple):
@@ -99,21 +107,53 @@ class Schedule:
         return self.band.meets(row, rows, key, keys)
 
 
-class Share:
-    """The rows of one rank, and their results from the keys seen so far.
+class _Rows:
+    """The rows of one rank, which meet the keys of one rank after the other.
 
-    Attention is computed in float32, float64 in itself, and the results are summed in float64: they
-    are rounded to query's dtype once, at the end.
+    Attention is computed in float32, float64 in itself, whatever the dtype of the query.
     """
 
     def __init__(
         self, own: Operands, rows: Sequence[tuple[int, int]], shift: int, **options: Any
     ) -> None:
-        self._dtype = wide(own.query.dtype)
+        self.dtype = wide(own.query.dtype)
+        self.pieces = [*_parts(rows)]
         self._starts = [start + shift for start, _ in rows]
-        self._rows = [own.cut("L", part) for part in _parts(rows)]
-        self._results: list[Sums | None] = [None] * len(rows)
+        self._rows = [own.cut("L", part) for part in self.pieces]
         self._options = options
+
+    def meet(
+        self, keys: Mapping[str, np.ndarray], where: Sequence[tuple[int, int]], seen: np.ndarray
+    ) -> Iterator[tuple[int, slice, dict[str, Any]]]:
+        """Yield the pieces of rows and of keys for which `seen` (rows, keys) is True.
+
+        `keys` are the operands that have keys, and no rows. A pair is the number of its piece of
+        rows, where its keys lie in the part, and the arguments of a call of attention.
+        """
+        keys = {name: self.widen(a) if name in FACTORS else a for name, a in keys.items()}
+        for r in map(int, np.flatnonzero(seen.any(1))):
+            rows = replace(self._rows[r].map(self.widen, "query"), **keys)
+            parts = list(_parts(where))
+            for k in map(int, np.flatnonzero(seen[r])):
+                arrays = rows.cut("S", parts[k]).given()
+                offset = self._starts[r] - where[k][0]
+                yield r, parts[k], {**arrays, "query_offset": offset, **self._options}
+
+    def widen(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(self.dtype, copy=False)
+
+
+class Share(_Rows):
+    """The rows of one rank, and their results from the keys seen so far.
+
+    Results are summed in float64: they are rounded to query's dtype once, at the end.
+    """
+
+    def __init__(
+        self, own: Operands, rows: Sequence[tuple[int, int]], shift: int, **options: Any
+    ) -> None:
+        super().__init__(own, rows, shift, **options)
+        self._results: list[Sums | None] = [None] * len(rows)
 
     def attend(
         self, keys: Mapping[str, np.ndarray], where: Sequence[tuple[int, int]], seen: np.ndarray
@@ -122,34 +162,24 @@ class Share:
 
         `keys` are the operands that have keys, and no rows.
         """
-        keys = {name: self._widen(a) if name in FACTORS else a for name, a in keys.items()}
-        for r in np.flatnonzero(seen.any(1)):
-            rows = replace(self._rows[r].map(self._widen, "query"), **keys)
-            parts = list(_parts(where))
-            for k in map(int, np.flatnonzero(seen[r])):
-                more = attend_to_part(
-                    scaled_dot_product_attention,
-                    **rows.cut("S", parts[k]).given(),
-                    query_offset=self._starts[r] - where[k][0],
-                    **self._options,
-                )
-                sums = self._results[r]
-                if sums is None:
-                    self._results[r] = widened(more)
-                else:
-                    merge_into(sums, more)
+        for r, _, call in self.meet(keys, where, seen):
+            more = attend_to_part(scaled_dot_product_attention, **call)
+            sums = self._results[r]
+            if sums is None:
+                self._results[r] = widened(more)
+            else:
+                merge_into(sums, more)
 
-    def _widen(self, array: np.ndarray) -> np.ndarray:
-        return array.astype(self._dtype, copy=False)
+    def results(self) -> Iterator[tuple[slice, Sums]]:
+        """Yield where the pieces lie that have seen keys, and their results."""
+        for piece, sums in zip(self.pieces, self._results, strict=True):
+            if sums is not None:
+                yield piece, sums
 
     def write(self, out: np.ndarray, lse: np.ndarray) -> None:
         """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
-        at = 0
-        for rows, sums in zip(self._rows, self._results, strict=True):
-            end = at + rows.query.shape[-2]
-            if sums is not None:
-                out[..., at:end, :], lse[..., at:end] = finish(sums)
-            at = end
+        for piece, sums in self.results():
+            out[..., piece, :], lse[..., piece] = finish(sums)
 
 
 def _parts(where: Sequence[tuple[int, int]]) -> Iterator[slice]:
