@@ -110,6 +110,7 @@ MERGED = {
     "far apart": ((1, LOW, 1), (4, -LOW, 1), (4, -LOW)),
     "one has keys": ((5, -900, 1), (0, -np.inf, 0), (5, -900)),
     "one has scores of -inf": ((5, -900, 1), (np.nan, -np.inf, 0), (5, -900)),
+    "one has scores below all floats": ((5, -900, 1), (np.nan, LOW, 0), (5, -900)),
     "none has keys": ((0, -np.inf, 0), (0, -np.inf, 0), (0, -np.inf)),
     "a score of NaN": ((np.nan, 3, np.nan), (2, 1, 1), (np.nan, np.nan)),
     "a score of inf": ((np.nan, np.inf, np.nan), (2, 1, 1), (np.nan, np.nan)),
