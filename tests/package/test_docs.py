@@ -81,6 +81,7 @@ MODULES = [
 NEEDS = {
     "clattn.dask": "dask",
     "clattn.jax": "jax",
+    "clattn.mpi.backward": "mpi4py.MPI",
     "clattn.mpi.forward": "mpi4py.MPI",
     "clattn.onnx": "onnx",
     "clattn.torch": "torch",

@@ -12,17 +12,29 @@ from clattn._arguments.operands import FACTORS
 from clattn._parts.bands import band_of
 from clattn._parts.sums import Sums, attend_to_part, finish, merge_into, widened
 from clattn.attention import scaled_dot_product_attention
+from clattn.gradients import scaled_dot_product_attention_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
     from clattn._arguments.operands import Operands
     from clattn._arguments.options import Window
+    from clattn.gradients import AttentionGradients
 
     Layout = Literal["contiguous", "zigzag"]
 
-__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "check_layout", "part_lengths", "pieces"]
+__all__ = [
+    "LAYOUTS",
+    "Forward",
+    "GradientShare",
+    "Pieces",
+    "Schedule",
+    "Share",
+    "check_layout",
+    "part_lengths",
+    "pieces",
+]
 
 LAYOUTS = ("contiguous", "zigzag")
 
@@ -180,6 +192,101 @@ class Share(_Rows):
         """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
         for piece, sums in self.results():
             out[..., piece, :], lse[..., piece] = finish(sums)
+
+
+class Forward(NamedTuple):
+    """What a forward pass gave for the rows of one rank, and the gradients of it.
+
+    Attributes
+    ----------
+    grad_output, output : arrays of shape (..., L, Ev)
+        Of query's dtype.
+    base, total : arrays of shape (..., L)
+        ``exp(score - base) / total`` is a weight among the keys of all ranks.
+    grad_lse : array of shape (..., L) or None
+        None: zeros.
+    """
+
+    grad_output: np.ndarray
+    output: np.ndarray
+    base: np.ndarray
+    total: np.ndarray
+    grad_lse: np.ndarray | None
+
+    def cut(self, piece: slice) -> Forward:
+        """Return a piece of the rows."""
+        matrices = (array[..., piece, :] for array in self[:2])
+        vectors = (None if array is None else array[..., piece] for array in self[2:])
+        return Forward(*matrices, *vectors)
+
+
+class GradientShare(_Rows):
+    """The rows of one rank, and the gradients that come of them and of the keys seen so far.
+
+    A row's weights among the keys of a block are those of a call with this block alone, times a
+    number w of the row: the share of the block's keys in the sum of all. With the weights P of such
+    a call, the gradient G of the output O, and g of the log-sum-exp, the gradients of the whole are
+
+        dV = P^T (w G),   dS = P ((w G) V^T - (w G) . O + w g)
+
+    which is what the block's own backward pass computes of w G, O and w g. The rule holds for any
+    O: the backward pass takes no more from it than this product.
+    """
+
+    def __init__(
+        self,
+        own: Operands,
+        rows: Sequence[tuple[int, int]],
+        shift: int,
+        *,
+        forward: Forward,
+        needs: Collection[str],
+        **options: Any,
+    ) -> None:
+        super().__init__(own, rows, shift, **options)
+        self._forward = [forward.cut(piece) for piece in self.pieces]
+        self._needs = needs
+        self.query = np.zeros(own.query.shape, self.dtype)
+
+    def differentiate(
+        self,
+        keys: Mapping[str, np.ndarray],
+        where: Sequence[tuple[int, int]],
+        seen: np.ndarray,
+        gradients: Mapping[str, np.ndarray],
+    ) -> None:
+        """Add the gradients of a part of the keys to arrays of these names, where `seen` is True.
+
+        The gradient of the query is added to `query`.
+        """
+        for r, part, call in self.meet(keys, where, seen):
+            found = self._of_block(self._forward[r], call)
+            if found.query is not None:
+                self.query[..., self.pieces[r], :] += found.query
+            for name, sums in gradients.items():
+                sums[..., part, :] += getattr(found, name)
+
+    def _of_block(self, rows: Forward, call: dict[str, Any]) -> AttentionGradients:
+        # What softmax is made of: one column of the values is enough.
+        column = call["value"][..., :1]
+        block = attend_to_part(scaled_dot_product_attention, **call | {"value": column})
+        with np.errstate(all="ignore"):
+            share = block.total * np.exp(block.base - rows.base.astype(np.float64)) / rows.total
+            share = share.astype(self.dtype)
+            # Keys whose scores are all -inf weigh nothing beside others, and NaN if they are alone.
+            nothing = (block.total == 0) & (rows.total != 0)
+            if nothing.any():
+                call = call | {"attn_mask": ~nothing[..., None]}
+            grad_output = share[..., None] * self.widen(rows.grad_output)
+            grad_lse = None if rows.grad_lse is None else share * rows.grad_lse
+        return scaled_dot_product_attention_backward(
+            grad_output,
+            output=self.widen(rows.output),
+            lse=finish(block)[1],
+            grad_lse=grad_lse,
+            needs=self._needs,
+            **call,
+        )
 
 
 def _parts(where: Sequence[tuple[int, int]]) -> Iterator[slice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -72,13 +72,24 @@ class Parts:
         )
 
 
+class _Behind(Protocol):
+    """What goes round behind the keys: in each step, in which the part of rank `source` is visited.
+
+    ``start`` begins to move it; ``arrive`` comes when the step's messages have arrived, and the
+    part has been visited.
+    """
+
+    def start(self, step: int, source: int) -> list[Any]: ...
+    def arrive(self, source: int) -> None: ...
+
+
 class Ring:
     """A call on this rank: its arrays, checked by the rules of the function for one machine."""
 
     def __init__(self, operands: Operands, layout: Layout, options: dict[str, Any]) -> None:
         check_layout(layout)
         given = operands.given()
-        shape_of_call(scaled_dot_product_attention, **given, **options)
+        self.shape = shape_of_call(scaled_dot_product_attention, **given, **options)
         arrays = {name: host_array(array, name) for name, array in given.items()}
         self.given, self.operands = operands, Operands(**arrays)
         self.dtype = arrays["query"].dtype
@@ -120,13 +131,12 @@ class Ring:
         comm: Any,
         helper: Executor,
         visit: Callable[..., None],
-        behind: Any = None,
+        behind: _Behind | None = None,
     ) -> None:
         """Visit the keys of one rank after the other, while they go round.
 
         `visit` gets the arrays of a part, where its pieces lie, and which pieces of rows see them.
-        `behind` says what else moves (``start``) and what is done then (``arrive``), for each step
-        and the rank whose part is visited. `helper` has a thread that looks at messages.
+        `helper` has a thread that looks at messages.
         """
         schedule, rank = self.schedule, comm.rank
         with together(comm):
