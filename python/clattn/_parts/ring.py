@@ -261,10 +261,11 @@ class GradientShare(_Rows):
         """
         for r, part, call in self.meet(keys, where, seen):
             found = self._of_block(self._forward[r], call)
-            if found.query is not None:
-                self.query[..., self.pieces[r], :] += found.query
-            for name, sums in gradients.items():
-                sums[..., part, :] += getattr(found, name)
+            with np.errstate(all="ignore"):
+                if found.query is not None:
+                    self.query[..., self.pieces[r], :] += found.query
+                for name, sums in gradients.items():
+                    sums[..., part, :] += getattr(found, name)
 
     def _of_block(self, rows: Forward, call: dict[str, Any]) -> AttentionGradients:
         # What softmax is made of: one column of the values is enough.

@@ -145,7 +145,7 @@ def ring_attention_backward(
     comm = duplicate(comm)
     with ThreadPoolExecutor(1) as helper:
         found = _differentiate(ring, comm, helper, arrays, any_large, names) if names else {}
-    with together(comm):
+    with together(comm), np.errstate(all="ignore"):
         # Copies: gradients of keys and values lie in a buffer, which may be longer.
         gradients = {n: filled(one, found[n].astype(ring.dtype)) for n, one in blanks.items()}
     return AttentionGradients(**gradients)
@@ -231,8 +231,9 @@ class _Gradients:
 
     def arrive(self, source: int) -> None:
         """Add the gradients of this rank's rows to those that have arrived."""
-        for name, array in self._parts.views(self._coming, source).items():
-            array += self.own[name]
+        with np.errstate(all="ignore"):
+            for name, array in self._parts.views(self._coming, source).items():
+                array += self.own[name]
         self._now, self._coming = self._coming, self._now
 
     def go_home(self, steps: int, helper: Executor) -> dict[str, np.ndarray]:
