@@ -254,6 +254,16 @@ clear(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *ba
     return ca_py_error_check(call->state, status, &error);
 }
 
+static bool
+any_needed(const backward_call *backward)
+{
+    bool any = backward->captured.count > 0;
+    for (int n = 0; n < CA_GRADIENTS; n++) {
+        any = any || backward->needs[n];
+    }
+    return any;
+}
+
 /* Runs a checked call. Returns a tuple of gradients, None for those that are not needed; those of captured arrays
    come last. */
 static PyObject *
@@ -291,7 +301,8 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, 
         }
     }
     ca_torch_backward_views(sdpa, &backward->arrays, written, &attention, views);
-    if (ca_py_call_attention(call, &attention, views) < 0) {
+    /* A problem without gradients is a forward pass, which would write to the caller's output. */
+    if (any_needed(backward) && ca_py_call_attention(call, &attention, views) < 0) {
         goto done;
     }
     for (int n = 0; n < CA_GRADIENTS; n++) {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clattn import _core
 from clattn._arguments.integers import offsets
+from clattn._arguments.needs import read_needs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -122,7 +123,7 @@ def scaled_dot_product_attention_backward(
     >>> gradients.key.shape
     (1, 2, 4, 8)
     """
-    wanted = _wanted(needs)
+    wanted = read_needs(needs, AttentionGradients._fields)
     if seed is None and dropout_p:
         raise ValueError("seed is None; expected that of the forward call, with dropout_p above 0")
     return AttentionGradients(
@@ -147,24 +148,6 @@ def scaled_dot_product_attention_backward(
             output=output,
             lse=lse,
             grad_lse=grad_lse,
-            needs=wanted,
+            needs=tuple(name in wanted for name in AttentionGradients._fields),
         )
     )
-
-
-def _wanted(needs: Collection[str]) -> tuple[bool, ...]:
-    """Return for each gradient whether `needs` names it."""
-    known = AttentionGradients._fields
-    if isinstance(needs, str):
-        raise TypeError(
-            f'needs must be a collection of names, got "{needs}"; expected ("{needs}",)'
-        )
-    try:
-        names = list(needs)
-    except TypeError:
-        kind = type(needs).__name__
-        raise TypeError(f"needs must be a collection of names, got {kind}") from None
-    for name in names:
-        if name not in known:
-            raise ValueError(f"needs has {name!r}; expected names of {', '.join(known)}")
-    return tuple(name in names for name in known)

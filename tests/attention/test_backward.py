@@ -233,6 +233,17 @@ def test_needs(device):
     assert nothing == clattn.AttentionGradients()
 
 
+@pytest.mark.parametrize(("needs", "S"), [((), 6), (["key"], 0), (["value"], 6)])
+def test_what_the_forward_pass_gave_stays(device, needs, S):
+    """Whatever is asked for: `output` is not written to."""
+    q, k, v = qkv((1, 2), L=5, S=S, E=4)
+    output, lse = np.ones((1, 2, 5, 4), np.float32), np.ones((1, 2, 5), np.float32)
+    clattn.scaled_dot_product_attention_backward(
+        output, q, k, v, output, lse, needs=needs, device=device
+    )
+    assert (output == 1).all() and (lse == 1).all()
+
+
 @pytest.mark.parametrize(
     ("L", "S", "E", "Ev"), [(0, 3, 2, 2), (3, 0, 2, 2), (3, 4, 0, 2), (3, 4, 2, 0)]
 )

@@ -543,8 +543,8 @@ def reading(score, b, h, q_idx, kv_idx):
     bad(r"captured\[0\] has dtype int64; expected one of float16", TypeError, captured=[INTEGERS]),
     bad(r"captured\[0\] is of type float; expected an array", TypeError, captured=[0.5]),
     bad("captured is an array; expected a tuple of arrays", TypeError, captured=TABLE),
-    bad("needs has 'attn_mask'; expected some of query, key", needs=["attn_mask"]),
-    bad("needs is 'query'; expected a sequence", TypeError, needs="query"),
+    bad("needs has 'attn_mask'; expected names of query, key", needs=["attn_mask"]),
+    bad("needs must be a collection of names", TypeError, needs="query"),
     bad('needs has "sinks", but sinks is None', needs=["sinks"]),
     bad("mask_mod and block_mask are both given", TypeError, block_mask=1, mask_mod=abs),
 ])  # fmt: skip

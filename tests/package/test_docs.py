@@ -81,7 +81,8 @@ MODULES = [
 NEEDS = {
     "clattn.dask": "dask",
     "clattn.jax": "jax",
-    "clattn.mpi": "mpi4py.MPI",
+    "clattn.mpi.backward": "mpi4py.MPI",
+    "clattn.mpi.forward": "mpi4py.MPI",
     "clattn.onnx": "onnx",
     "clattn.torch": "torch",
     "clattn.transformers": "transformers",

@@ -54,6 +54,13 @@ def test_every_rank_gets_its_rows_of_the_single_call(device, mpirun, ranks):
     run_ranks(mpirun, ranks, device, "results", env)
 
 
+@pytest.mark.parametrize("ranks", [2, 1, 3])
+def test_every_rank_gets_its_gradients_of_the_single_call(device, mpirun, ranks):
+    if (ranks == 2) == (index_of(device) == 0):
+        pytest.skip("what depends on the number of ranks depends on no device")
+    run_ranks(mpirun, ranks, device, "gradients")
+
+
 def test_what_one_rank_refuses_all_refuse(mpirun):
     """Attention that fails in the middle included: no rank waits for ever."""
     run_ranks(mpirun, 3, clattn.devices()[0], "errors")
@@ -110,6 +117,7 @@ MERGED = {
     "far apart": ((1, LOW, 1), (4, -LOW, 1), (4, -LOW)),
     "one has keys": ((5, -900, 1), (0, -np.inf, 0), (5, -900)),
     "one has scores of -inf": ((5, -900, 1), (np.nan, -np.inf, 0), (5, -900)),
+    "one has scores below all floats": ((5, -900, 1), (np.nan, LOW, 0), (5, -900)),
     "none has keys": ((0, -np.inf, 0), (0, -np.inf, 0), (0, -np.inf)),
     "a score of NaN": ((np.nan, 3, np.nan), (2, 1, 1), (np.nan, np.nan)),
     "a score of inf": ((np.nan, np.inf, np.nan), (2, 1, 1), (np.nan, np.nan)),

@@ -11,7 +11,6 @@ os.environ["CLATTN_TUNING"] = "off"
 
 import clattn
 import clattn.mpi
-import ml_dtypes
 import numpy as np
 import pytest
 from clattn._parts import ring
@@ -19,116 +18,36 @@ from mpi4py import MPI
 from references.attention import attention, compute_dtype, eps, judged, largest
 from support.checks import assert_close
 from support.data import qkv
-
-COMM = MPI.COMM_WORLD
-CAUSAL = {"is_causal": True}
-
-
-def even(total, ranks, layout):
-    """The lengths of the parts that `split` makes."""
-    parts = ranks if layout == "contiguous" else 2 * ranks
-    sizes = [len(part) for part in np.array_split(np.empty(total), parts)]
-    return sizes if parts == ranks else [sizes[r] + sizes[-1 - r] for r in range(ranks)]
-
-
-def uneven(total, ranks, layout):
-    """Parts of random lengths; 0 among them."""
-    cuts = np.sort(np.random.default_rng(total).integers(0, total + 1, ranks - 1))
-    return np.diff([0, *cuts, total]).tolist()
-
-
-def first(total, ranks, layout):
-    return [total] + [0] * (ranks - 1)
-
-
-def last(total, ranks, layout):
-    return first(total, ranks, layout)[::-1]
-
-
-def held(lengths, layout, rank):
-    """The places in the sequence of what a rank holds."""
-    if layout == "contiguous":
-        start = sum(lengths[:rank])
-        return [*range(start, start + lengths[rank])]
-    heads, tails = [-(-n // 2) for n in lengths], [n // 2 for n in lengths]
-    start, end = sum(heads[:rank]), sum(heads) + sum(tails[rank + 1 :])
-    return [*range(start, start + heads[rank]), *range(end, end + tails[rank])]
-
-
-def case(sizes, options, layouts=("contiguous", "zigzag"), rows=even, keys=even, spoil=None, **how):
-    return {"sizes": sizes, "options": options, "layouts": layouts, "rows": rows, "keys": keys,
-            "spoil": spoil, **how}  # fmt: skip
-
-
-def far_keys(query, key, value):
-    """Keys that no row sees are NaN."""
-    key[..., 20:, :] = np.nan
-    value[..., 20:, :] = np.inf
-
-
-def hidden_rows(query, key, value):
-    query[..., 3, :] = np.nan
-
-
-PLAIN = {"L": 40, "S": 56}
-ZIGZAG = ("zigzag",)
-CASES = {
-    "plain": case(PLAIN, {}),
-    "causal": case({"L": 49, "S": 49}, CAUSAL),
-    "causal, fewer rows": case(PLAIN, CAUSAL),
-    "lower right": case(PLAIN, {"is_causal": "lower_right", "scale": 0.3}),
-    "lower right, fewer keys": case({"L": 56, "S": 40}, {"is_causal": "lower_right"}, ZIGZAG),
-    "window": case(PLAIN, {"window": (5, 2)}),
-    "window and causal": case(PLAIN, {"window": (7, None), **CAUSAL}),
-    "window of nothing": case({"L": 60, "S": 8}, {"window": (3, 0)}),
-    "grouped heads": case({"L": 49, "S": 49, "E": 16, "Ev": 24}, CAUSAL, ZIGZAG, heads=(6, 2)),
-    "float64": case({"L": 49, "S": 49, "dtype": np.float64}, CAUSAL, ZIGZAG),
-    "float16": case({"L": 49, "S": 49, "dtype": np.float16}, CAUSAL),
-    "bfloat16": case({"L": 49, "S": 49, "dtype": ml_dtypes.bfloat16}, CAUSAL, ZIGZAG),
-    "uneven": case(PLAIN, {"is_causal": True}, rows=uneven, keys=uneven),
-    "uneven with a window": case(PLAIN, {"window": (4, 9)}, rows=uneven, keys=uneven),
-    "rows on the first rank, keys on the last": case(PLAIN, CAUSAL, rows=first, keys=last),
-    "keys on the first rank": case(PLAIN, {"window": (9, 9)}, ZIGZAG, rows=last, keys=first),
-    "fewer entries than ranks": case({"L": 2, "S": 3}, CAUSAL),
-    "no keys": case({"L": 9, "S": 0}, CAUSAL),
-    "no rows": case({"L": 0, "S": 9}, CAUSAL),
-    "no columns": case({"L": 9, "S": 9, "E": 0, "Ev": 4}, CAUSAL),
-    "no heads": case({"L": 40, "S": 56, "lead": ()}, CAUSAL),
-    "NaN that nobody sees": case({"L": 20, "S": 56}, CAUSAL, spoil=far_keys),
-    "a row of NaN": case(PLAIN, CAUSAL, ZIGZAG, spoil=hidden_rows),
-    "small messages": case(PLAIN, {}, message=100),
-    "Tensors": case(PLAIN, CAUSAL, ZIGZAG, kind=clattn.tensor),
-    "Tensors of float16": case({"L": 9, "S": 9, "dtype": np.float16}, {}, kind=clattn.tensor),
-    "another byte order": case(PLAIN, {}, ZIGZAG, kind=lambda a: a.astype(a.dtype.newbyteorder())),
-}  # fmt: skip
+from support.mpi_cases import (
+    ATTENTION,
+    BACKWARD,
+    CASES,
+    COMM,
+    drawn,
+    even,
+    fail_at,
+    messages_of,
+    places,
+    refuse,
+)
+from support.mpi_gradients import GRADIENT_CHECKS, WRONG_GRADIENTS, check_gradients, gradients
 
 
 def check_ring(given, layout):
     """Compare this rank's result with its rows of the answer for the whole sequence."""
-    query, key, value = qkv(**given["sizes"])
-    options = dict(given["options"])
-    if heads := given.get("heads"):
-        query, key, value = qkv((2, heads[0]), **given["sizes"])
-        key, value = key[:, : heads[1]], value[:, : heads[1]]
-        options["enable_gqa"] = True
-    if given["spoil"]:
-        given["spoil"](query, key, value)
+    query, key, value, options = drawn(given)
     kind = given.get("kind", np.array)
-    rows = held(given["rows"](query.shape[-2], COMM.size, layout), layout, COMM.rank)
-    keys = held(given["keys"](key.shape[-2], COMM.size, layout), layout, COMM.rank)
+    rows, keys = places(given, layout, query, key)
     parts = [kind(query[..., rows, :]), kind(key[..., keys, :]), kind(value[..., keys, :])]
     if given["rows"] is given["keys"] is even:
         for whole, part in zip((query, key, value), parts, strict=True):
             np.testing.assert_array_equal(np.array(part), clattn.mpi.split(whole, COMM, layout))
-    given_messages, clattn.mpi._MOST = clattn.mpi._MOST, given.get("message", 1 << 30)
-    try:
+    with messages_of(given):
         out, lse = clattn.mpi.ring_attention(*parts, layout=layout, return_lse=True, **options)
         whole, whole_lse = (
             clattn.mpi.join(result, COMM, layout, axis)
             for result, axis in ((out, -2), (lse, query.ndim - 2))
         )
-    finally:
-        clattn.mpi._MOST = given_messages
 
     right = judged(query, key, value, **options)
     # Each of the merges, two in a step, rounds weights, products and sums.
@@ -145,20 +64,6 @@ def check_ring(given, layout):
         np.testing.assert_array_equal(got, own)
     assert out.dtype == parts[0].dtype.newbyteorder("=")
     assert lse.dtype == compute_dtype(query.dtype)
-
-
-def fail_at(rank, call, error):
-    """Let attention to a piece raise on a rank; return what puts it right again."""
-    plain, calls = ring.scaled_dot_product_attention, []
-
-    def attend(*args, **options):
-        calls.append(args)
-        if rank == COMM.rank and len(calls) == call:
-            raise error
-        return plain(*args, **options)
-
-    ring.scaled_dot_product_attention = attend
-    return lambda: setattr(ring, "scaled_dot_product_attention", plain)
 
 
 # name: (rank, what it does differently, the error, what it says)
@@ -191,33 +96,13 @@ WRONG = {
 }  # fmt: skip
 
 
-def refuse(rank, change, kind, words):
-    """All ranks raise the same error, and the next call is right."""
-    options = dict(change) if rank == COMM.rank else {}
-    sizes = {name: options.pop(name) for name in ("dtype", "lead", "Ev") if name in options}
-    query, key, value = qkv(L=6, S=7, **sizes)
-    key, value = options.pop("key", key), options.pop("value", value)
-    mend = fail_at(rank, *options.pop("fails")) if "fails" in options else lambda: None
-    try:
-        clattn.mpi.ring_attention(query, key, value, **options)
-        said = None
-    except Exception as error:
-        said = type(error), str(error)
-    finally:
-        mend()
-    everyone = COMM.allgather(said)
-    assert everyone == [said] * COMM.size, everyone
-    assert said and said[0] is kind and words in said[1], said
-    check_ring(CASES["causal"], "zigzag")
-
-
-def interrupt():
+def interrupt(function, right, name):
     """One rank is interrupted, and hears that; the others end too, and the next call is right."""
-    mend = fail_at(1, 2, KeyboardInterrupt())
+    mend = fail_at(1, 2, KeyboardInterrupt(), name)
     with pytest.raises(KeyboardInterrupt if COMM.rank == 1 else RuntimeError):
-        clattn.mpi.ring_attention(*qkv(L=6, S=7))
+        function(*qkv(L=6, S=7))
     mend()
-    check_ring(CASES["causal"], "zigzag")
+    right(CASES["causal"], "zigzag")
 
 
 def refuse_communicators():
@@ -227,6 +112,7 @@ def refuse_communicators():
     for comm, kind in ((freed, ValueError), (MPI.COMM_NULL, ValueError), (3, TypeError)):
         for call in (
             lambda comm=comm: clattn.mpi.ring_attention(x, x, x, comm=comm),
+            lambda comm=comm: gradients(x, x, x, comm=comm),
             lambda comm=comm: clattn.mpi.split(x, comm),
             lambda comm=comm: clattn.mpi.join(x, comm),
         ):
@@ -301,13 +187,23 @@ def other_communicators():
 
 def main():
     clattn.set_default_device(clattn.devices()[int(sys.argv[1])])
-    if sys.argv[2] == "results":
-        runs = {f"{name}, {layout}": (check_ring, given, layout)
+    what = sys.argv[2]
+    if what in ("results", "gradients"):
+        compare = check_ring if what == "results" else check_gradients
+        runs = {f"{name}, {layout}": (compare, given, layout)
                 for name, given in CASES.items() for layout in given["layouts"]}  # fmt: skip
-        runs |= {f.__name__: (f,) for f in (other_communicators, equal_scores, device_of_the_keys)}
+        others = (other_communicators, equal_scores, device_of_the_keys)
+        runs |= {f.__name__: (f,) for f in (others if what == "results" else GRADIENT_CHECKS)}
     else:
-        runs = {name: (refuse, *given) for name, given in WRONG.items()}
-        runs |= {f.__name__: (f,) for f in (refuse_communicators, refuse_joins, interrupt)}
+        ring_attention = clattn.mpi.ring_attention, check_ring
+        runs = {name: (refuse, *ring_attention, *given) for name, given in WRONG.items()}
+        backward = gradients, check_gradients
+        runs |= {f"{name}, backwards": (refuse, *backward, *given)
+                 for name, given in WRONG_GRADIENTS.items()}  # fmt: skip
+        runs |= {f.__name__: (f,) for f in (refuse_communicators, refuse_joins)}
+        runs |= {f"interrupt {function.__name__}": (interrupt, function, compare, name)
+                 for (function, compare), name in ((ring_attention, ATTENTION),
+                                                   (backward, BACKWARD))}  # fmt: skip
     for name, (run, *args) in runs.items():
         try:
             run(*args)

@@ -17,6 +17,7 @@ __all__ = [
     "DiagonalOptions",
     "MaskType",
     "MultiheadOptions",
+    "RingOptions",
     "Window",
 ]
 
@@ -51,6 +52,13 @@ class BandOptions(TypedDict, total=False):
     scale: float | None
     enable_gqa: bool
     window: Window
+
+
+class RingOptions(BandOptions, total=False):
+    """Of functions of `clattn.mpi` that let keys go round."""
+
+    comm: Any
+    layout: Literal["contiguous", "zigzag"]
 
 
 class AttendOptions(TypedDict, total=False):

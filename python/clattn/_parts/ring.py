@@ -12,17 +12,37 @@ from clattn._arguments.operands import FACTORS
 from clattn._parts.bands import band_of
 from clattn._parts.sums import Sums, attend_to_part, finish, merge_into, widened
 from clattn.attention import scaled_dot_product_attention
+from clattn.gradients import scaled_dot_product_attention_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from typing import Any, Literal
 
     from clattn._arguments.operands import Operands
     from clattn._arguments.options import Window
+    from clattn.gradients import AttentionGradients
 
-__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
+    Layout = Literal["contiguous", "zigzag"]
+
+__all__ = [
+    "LAYOUTS",
+    "Forward",
+    "GradientShare",
+    "Pieces",
+    "Schedule",
+    "Share",
+    "check_layout",
+    "part_lengths",
+    "pieces",
+]
 
 LAYOUTS = ("contiguous", "zigzag")
+
+
+def check_layout(layout: Any) -> None:
+    """Raise ValueError for what is no layout."""
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
 
 
 class Pieces(NamedTuple):
@@ -99,21 +119,53 @@ class Schedule:
         return self.band.meets(row, rows, key, keys)
 
 
-class Share:
-    """The rows of one rank, and their results from the keys seen so far.
+class _Rows:
+    """The rows of one rank, which meet the keys of one rank after the other.
 
-    Attention is computed in float32, float64 in itself, and the results are summed in float64: they
-    are rounded to query's dtype once, at the end.
+    Attention is computed in float32, float64 in itself, whatever the dtype of the query.
     """
 
     def __init__(
         self, own: Operands, rows: Sequence[tuple[int, int]], shift: int, **options: Any
     ) -> None:
-        self._dtype = wide(own.query.dtype)
+        self.dtype = wide(own.query.dtype)
+        self.pieces = [*_parts(rows)]
         self._starts = [start + shift for start, _ in rows]
-        self._rows = [own.cut("L", part) for part in _parts(rows)]
-        self._results: list[Sums | None] = [None] * len(rows)
+        self._rows = [own.cut("L", part) for part in self.pieces]
         self._options = options
+
+    def meet(
+        self, keys: Mapping[str, np.ndarray], where: Sequence[tuple[int, int]], seen: np.ndarray
+    ) -> Iterator[tuple[int, slice, dict[str, Any]]]:
+        """Yield the pieces of rows and of keys for which `seen` (rows, keys) is True.
+
+        `keys` are the operands that have keys, and no rows. A pair is the number of its piece of
+        rows, where its keys lie in the part, and the arguments of a call of attention.
+        """
+        keys = {name: self.widen(a) if name in FACTORS else a for name, a in keys.items()}
+        for r in map(int, np.flatnonzero(seen.any(1))):
+            rows = replace(self._rows[r].map(self.widen, "query"), **keys)
+            parts = list(_parts(where))
+            for k in map(int, np.flatnonzero(seen[r])):
+                arrays = rows.cut("S", parts[k]).given()
+                offset = self._starts[r] - where[k][0]
+                yield r, parts[k], {**arrays, "query_offset": offset, **self._options}
+
+    def widen(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(self.dtype, copy=False)
+
+
+class Share(_Rows):
+    """The rows of one rank, and their results from the keys seen so far.
+
+    Results are summed in float64: they are rounded to query's dtype once, at the end.
+    """
+
+    def __init__(
+        self, own: Operands, rows: Sequence[tuple[int, int]], shift: int, **options: Any
+    ) -> None:
+        super().__init__(own, rows, shift, **options)
+        self._results: list[Sums | None] = [None] * len(rows)
 
     def attend(
         self, keys: Mapping[str, np.ndarray], where: Sequence[tuple[int, int]], seen: np.ndarray
@@ -122,34 +174,120 @@ class Share:
 
         `keys` are the operands that have keys, and no rows.
         """
-        keys = {name: self._widen(a) if name in FACTORS else a for name, a in keys.items()}
-        for r in np.flatnonzero(seen.any(1)):
-            rows = replace(self._rows[r].map(self._widen, "query"), **keys)
-            parts = list(_parts(where))
-            for k in map(int, np.flatnonzero(seen[r])):
-                more = attend_to_part(
-                    scaled_dot_product_attention,
-                    **rows.cut("S", parts[k]).given(),
-                    query_offset=self._starts[r] - where[k][0],
-                    **self._options,
-                )
-                sums = self._results[r]
-                if sums is None:
-                    self._results[r] = widened(more)
-                else:
-                    merge_into(sums, more)
+        for r, _, call in self.meet(keys, where, seen):
+            more = attend_to_part(scaled_dot_product_attention, **call)
+            sums = self._results[r]
+            if sums is None:
+                self._results[r] = widened(more)
+            else:
+                merge_into(sums, more)
 
-    def _widen(self, array: np.ndarray) -> np.ndarray:
-        return array.astype(self._dtype, copy=False)
+    def results(self) -> Iterator[tuple[slice, Sums]]:
+        """Yield where the pieces lie that have seen keys, and their results."""
+        for piece, sums in zip(self.pieces, self._results, strict=True):
+            if sums is not None:
+                yield piece, sums
 
     def write(self, out: np.ndarray, lse: np.ndarray) -> None:
         """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
-        at = 0
-        for rows, sums in zip(self._rows, self._results, strict=True):
-            end = at + rows.query.shape[-2]
-            if sums is not None:
-                out[..., at:end, :], lse[..., at:end] = finish(sums)
-            at = end
+        for piece, sums in self.results():
+            out[..., piece, :], lse[..., piece] = finish(sums)
+
+
+class Forward(NamedTuple):
+    """What a forward pass gave for the rows of one rank, and the gradients of it.
+
+    Attributes
+    ----------
+    grad_output, output : arrays of shape (..., L, Ev)
+        Of query's dtype.
+    base, total : arrays of shape (..., L)
+        ``exp(score - base) / total`` is a weight among the keys of all ranks.
+    grad_lse : array of shape (..., L) or None
+        None: zeros.
+    """
+
+    grad_output: np.ndarray
+    output: np.ndarray
+    base: np.ndarray
+    total: np.ndarray
+    grad_lse: np.ndarray | None
+
+    def cut(self, piece: slice) -> Forward:
+        """Return a piece of the rows."""
+        matrices = (array[..., piece, :] for array in self[:2])
+        vectors = (None if array is None else array[..., piece] for array in self[2:])
+        return Forward(*matrices, *vectors)
+
+
+class GradientShare(_Rows):
+    """The rows of one rank, and the gradients that come of them and of the keys seen so far.
+
+    A row's weights among the keys of a block are those of a call with this block alone, times a
+    number w of the row: the share of the block's keys in the sum of all. With the weights P of such
+    a call, the gradient G of the output O, and g of the log-sum-exp, the gradients of the whole are
+
+        dV = P^T (w G),   dS = P ((w G) V^T - (w G) . O + w g)
+
+    which is what the block's own backward pass computes of w G, O and w g. The rule holds for any
+    O: the backward pass takes no more from it than this product.
+    """
+
+    def __init__(
+        self,
+        own: Operands,
+        rows: Sequence[tuple[int, int]],
+        shift: int,
+        *,
+        forward: Forward,
+        needs: Collection[str],
+        **options: Any,
+    ) -> None:
+        super().__init__(own, rows, shift, **options)
+        self._forward = [forward.cut(piece) for piece in self.pieces]
+        self._needs = needs
+        self.query = np.zeros(own.query.shape, self.dtype)
+
+    def differentiate(
+        self,
+        keys: Mapping[str, np.ndarray],
+        where: Sequence[tuple[int, int]],
+        seen: np.ndarray,
+        gradients: Mapping[str, np.ndarray],
+    ) -> None:
+        """Add the gradients of a part of the keys to arrays of these names, where `seen` is True.
+
+        The gradient of the query is added to `query`.
+        """
+        for r, part, call in self.meet(keys, where, seen):
+            found = self._of_block(self._forward[r], call)
+            with np.errstate(all="ignore"):
+                if found.query is not None:
+                    self.query[..., self.pieces[r], :] += found.query
+                for name, sums in gradients.items():
+                    sums[..., part, :] += getattr(found, name)
+
+    def _of_block(self, rows: Forward, call: dict[str, Any]) -> AttentionGradients:
+        # What softmax is made of: one column of the values is enough.
+        column = call["value"][..., :1]
+        block = attend_to_part(scaled_dot_product_attention, **call | {"value": column})
+        with np.errstate(all="ignore"):
+            share = block.total * np.exp(block.base - rows.base.astype(np.float64)) / rows.total
+            share = share.astype(self.dtype)
+            # Keys whose scores are all -inf weigh nothing beside others, and NaN if they are alone.
+            nothing = (block.total == 0) & (rows.total != 0)
+            if nothing.any():
+                call = call | {"attn_mask": ~nothing[..., None]}
+            grad_output = share[..., None] * self.widen(rows.grad_output)
+            grad_lse = None if rows.grad_lse is None else share * rows.grad_lse
+        return scaled_dot_product_attention_backward(
+            grad_output,
+            output=self.widen(rows.output),
+            lse=finish(block)[1],
+            grad_lse=grad_lse,
+            needs=self._needs,
+            **call,
+        )
 
 
 def _parts(where: Sequence[tuple[int, int]]) -> Iterator[slice]:

@@ -82,9 +82,10 @@ def merge_into(sums: Sums, more: Sums) -> None:
         divisor = np.where(both == 0, 1, both)
         out *= (weight / divisor)[..., None]
         added = more.out * (more_weight / divisor)[..., None]
-    # A part whose scores are all -inf has the output NaN, and weighs nothing beside other keys.
-    _clear(out, np.isneginf(base) & ~np.isneginf(peak))
-    _clear(added, np.isneginf(more.base) & ~np.isneginf(peak))
+    # A part whose scores are all -inf has the output NaN, and weighs nothing beside other keys. Its
+    # base is -inf, or the lowest float.
+    _clear(out, (total == 0) & (both != 0))
+    _clear(added, (more.total == 0) & (both != 0))
     out += added
     base[...], total[...] = peak, both
 

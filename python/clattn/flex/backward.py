@@ -9,6 +9,7 @@ import numpy as np
 from clattn import _core
 from clattn._arguments.devices import without_torch
 from clattn._arguments.integers import offsets
+from clattn._arguments.needs import read_needs
 from clattn.flex.attention import read_block_mask
 from clattn.flex.compile import trace_backward
 from clattn.flex.kinds import DTYPES, REAL
@@ -145,7 +146,7 @@ def flex_attention_backward(
     ((1, 2, 4, 8), (2,))
     """
     device = without_torch(device)
-    wanted = _read_needs(needs)
+    wanted = read_needs(needs, _NAMES)
     arrays = _read_captured(captured)
     block_mask, mask_mod, blocks = read_block_mask(block_mask, mask_mod, query, device)
     mods = None
@@ -179,15 +180,6 @@ def flex_attention_backward(
 
 
 # ---- arguments ----
-
-
-def _read_needs(needs: Any) -> frozenset[str]:
-    if isinstance(needs, str) or not all(isinstance(name, str) for name in needs):
-        raise TypeError(f"needs is {needs!r}; expected a sequence of {', '.join(_NAMES)}")
-    for name in needs:
-        if name not in _NAMES:
-            raise ValueError(f"needs has {name!r}; expected some of {', '.join(_NAMES)}")
-    return frozenset(needs)
 
 
 def _read_captured(captured: Any) -> tuple[Any, ...]:
