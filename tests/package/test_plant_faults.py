@@ -5,14 +5,16 @@ import plant_faults
 from support.processes import ROOT
 from support.variants import VARIANTS
 
+KERNELS = {variant.kernel for variant in VARIANTS} | {"fastest", "reference"}  # of gradients
+
 
 def test_each_text_is_in_its_kernel_once():
     for fault in plant_faults.FAULTS:
         text = (ROOT / "kernels" / fault.file).read_text()
         assert text.count(fault.text) == 1, f"{fault.name}: not once in {fault.file}"
-        assert set(fault.kernels.split()) <= {variant.kernel for variant in VARIANTS}
+        assert set(fault.kernels.split()) <= KERNELS
 
 
 def test_each_kernel_has_faults():
     planted = {kernel for fault in plant_faults.FAULTS for kernel in fault.kernels.split()}
-    assert planted == {variant.kernel for variant in VARIANTS}
+    assert planted == KERNELS
