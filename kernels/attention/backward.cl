@@ -43,6 +43,8 @@
 
 /* --- one pair of query and key ------------------------------------------------------ */
 
+DEFINE_DOT(dot_values, value_storage, load_value)
+
 /* A row, the numbers of its softmax, and the gradient of its output. */
 typedef struct {
     row_state row;
@@ -104,16 +106,9 @@ grad_score_of(const gradient_row *state, ca_int64 j, const pair_state *pair)
     const ca_int64 column = VIEW(params, GRAD_OUTPUT)->column;
     key_run key;
     find_key_run(&key, state->row.call, state->row.batch, j);
-    real sum = REAL(0.0);
-    PLAIN_FOR (ca_int64 c0 = 0; c0 < params->Ev && pair->kept != REAL(0.0); c0 += BLOCK) {
-        real block_sum = REAL(0.0);
-        PLAIN_FOR (ca_int64 c = c0; c < min(c0 + BLOCK, params->Ev); c++) {
-            const real g = load(state->grad_output + c * column);
-            const real v = load_value(key.value + c * key.value_strides.column);
-            block_sum = fma(g, v, block_sum);
-        }
-        sum += block_sum;
-    }
+    const real sum = pair->kept == REAL(0.0) ? REAL(0.0)
+                                             : dot_values(state->grad_output, column, key.value,
+                                                          key.value_strides.column, params->Ev);
     return pair->weight * (pair->kept * sum - state->delta);
 }
 
@@ -424,9 +419,7 @@ write_row(const attention_call *call, ca_int64 index)
         const ca_view *forward = VIEW(params, FORWARD);
         __global const storage *g = call->grad_output + ca_offset(grad, batch, i, 0);
         __global const storage *o = call->forward + ca_offset(forward, batch, i, 0);
-        PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c++) {
-            delta = fma(load(g + c * grad->column), load(o + c * forward->column), delta);
-        }
+        delta = dot(g, grad->column, o, forward->column, params->Ev);
     }
     if (USES(params, GRAD_LSE)) {
         delta -= call->grad_lse[ca_offset(VIEW(params, GRAD_LSE), batch, i, 0)];
