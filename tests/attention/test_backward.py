@@ -216,6 +216,24 @@ def test_strides(device):
         assert_same(got, right)
 
 
+def test_rows_that_lie_far_apart(device, tmp_path):
+    """Beyond 2^31 elements: as a layer's part of a wide concatenation."""
+    q, k, v = qkv((1, 1), L=6, S=5, E=8)
+    G, step = grads(q, k, v), 1 << 29
+    wide = np.memmap(tmp_path / "sparse", float32, "w+", shape=(5 * step + 8,))
+    far = np.lib.stride_tricks.as_strided(np.asarray(wide), G.shape, (0, 0, 4 * step, 4))
+    far[...] = G
+    output, lse = sdpa(q, k, v, device=device, return_lse=True)
+    options = {"output": output, "lse": lse, "device": device}
+    right = clattn.scaled_dot_product_attention_backward(G, q, k, v, **options)
+    try:
+        got = clattn.scaled_dot_product_attention_backward(far, q, k, v, **options)
+    except MemoryError as error:
+        assert "allocates at once" in str(error)
+    else:
+        assert_same(got, right)
+
+
 def test_needs(device):
     """Any subset, one alone included, has the bits of all."""
     q, k, v = qkv((1, 2), L=5, S=6, E=4)

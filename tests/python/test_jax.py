@@ -356,3 +356,20 @@ def test_without_jax():
             import clattn.jax
     """
     run_python(code)
+
+
+def test_one_thread_of_jax():
+    """The callback sees NumPy's arrays alone: JAX's would wait for the thread that runs it."""
+    code = """
+        import os
+        os.environ["XLA_FLAGS"] = (
+            "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        )
+        import clattn, jax, numpy as np
+        q = np.ones((1, 500, 8, 64), np.float32)
+        loss = lambda q: (clattn.jax.dot_product_attention(q, q, q) ** 2).sum()
+        gradients = jax.jit(jax.value_and_grad(loss))
+        for _ in range(20):
+            gradients(q)[0].block_until_ready()
+    """
+    run_python(code)
