@@ -138,7 +138,7 @@ def _cells(one: Column, name: str, trains: bool) -> Iterator[str]:
     yield digits(one.ratio(name))
     if trains:
         share = one.limit_share(name)
-        yield "" if share is None else f"{100 * share:.0f} %"
+        yield "" if share is None else f"{two_digits(100 * share)} %"
 
 
 def two_digits(number: float) -> str:

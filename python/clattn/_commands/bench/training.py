@@ -33,17 +33,17 @@ def train_calls(problem: Problem, device: Device) -> tuple[Call, Call]:
         options |= {"attn_mask": problem.mask, "is_causal": row.is_causal and not row.is_padded}
     attend = functools.partial(attend, return_lse=True, **options)
     backward = functools.partial(backward, **captured, **options)
-    arrays = (problem.query, problem.key, problem.value)
+    arrays, grad = (problem.query, problem.key, problem.value), problem.grad_output
 
     def run() -> Any:
-        return backward(problem.grad_output, *arrays, *attend(*arrays))
+        return backward(grad, *arrays, *attend(*arrays))
 
     @functools.cache  # and so memory is measured without it
     def forward() -> Any:
         return attend(*arrays)
 
     def run_backward() -> Any:
-        return backward(problem.grad_output, *arrays, *forward())
+        return backward(grad, *arrays, *forward())
 
     def result() -> Gradients:
         gradients = run()
