@@ -17,6 +17,7 @@ from clattn._commands.rounding import (
 )
 
 SAMPLE = 2  # key heads that are compared, in every entry of the batch
+LEAST_WEIGHT = 2.0**-80  # beside 1 a smaller weight does not matter: kernels may take it for 0
 
 Gradients = tuple[Array, ...]  # of query, key, value and, in a row with ALiBi, the slopes
 
@@ -141,6 +142,7 @@ def _squares_of_units(exact: _Pass, dtype: np.dtype[Any]) -> tuple[Gradients, Gr
     query, key, value, grad = exact.arrays
     weights, unit = exact.weights, epsilon(np.float32)
     relative = unit * (1 + exact.sizes / 2)
+    lost = np.minimum(weights, LEAST_WEIGHT)
     norms = (np.linalg.norm(a, axis=-1, keepdims=True) for a in (grad, value))
     each, row = score_gradient_errors(
         weights, exact.product, exact.delta, relative=relative,
@@ -148,6 +150,8 @@ def _squares_of_units(exact: _Pass, dtype: np.dtype[Any]) -> tuple[Gradients, Gr
         mean=(weights @ np.abs(value)).max(axis=-1, keepdims=True),
         epsilon=unit, stored=max(unit, epsilon(dtype)),
     )  # fmt: skip
+
+    each += lost * np.abs(exact.product - exact.delta)
 
     def squares(each: Array, row: Array | float, weights_off: Array) -> Gradients:
         of_pairs = np.square(each)
@@ -166,4 +170,4 @@ def _squares_of_units(exact: _Pass, dtype: np.dtype[Any]) -> tuple[Gradients, Gr
         return tuple(found)
 
     by_scores = weights * (exact.product - exact.delta)
-    return squares(each, row, relative * weights), squares(by_scores, 0.0, weights)
+    return squares(each, row, relative * weights + lost), squares(by_scores, 0.0, weights)
