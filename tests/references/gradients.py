@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from clattn._commands.rounding import explained
+from clattn._commands.rounding import explained, score_gradient_errors
 from references.attention import (
     RMS_FACTOR,
     RMS_NUMBERS,
@@ -136,15 +136,13 @@ def units_of(right, relative, dtype, stored, options, shapes):
     steps, weights = right.steps, right.weights.astype(float64)
     compute = compute_dtype(dtype)
     width = norms(right.grad)[..., None]
-    off = weights * (
-        relative * (np.abs(right.product) + np.abs(right.delta))
-        + eps(compute) * right.kept * width * norms(steps.value)[..., None, :]
-    )
-    rounds = eps(compute) if np.dtype(stored) == compute else eps(stored)
     values = np.where(np.isfinite(steps.value), np.abs(steps.value), 0)
-    mean = ((right.kept * weights) @ values).max(axis=-1, keepdims=True, initial=0)
-    # Of delta, which moves all keys of a row.
-    row = rounds * width * mean + eps(compute) * np.abs(right.delta)
+    off, row = score_gradient_errors(
+        weights, right.product, right.delta, relative=relative,
+        norms=(width, right.kept * norms(steps.value)[..., None, :]),
+        mean=((right.kept * weights) @ values).max(axis=-1, keepdims=True, initial=0),
+        epsilon=eps(compute), stored=eps(compute) if np.dtype(stored) == compute else eps(stored),
+    )  # fmt: skip
     scale = abs(float(steps.scale))
     squares = off**2 + (row * weights) ** 2
     gqa = options.get("enable_gqa", False)

@@ -44,6 +44,31 @@ def unit_of(relative: _Array | float, square: _Array, result: _Array) -> _Array:
     return unit
 
 
+def score_gradient_errors(
+    weights: _Array,
+    product: _Array,
+    delta: _Array,
+    *,
+    relative: _Array | float,
+    norms: tuple[_Array, _Array],
+    mean: _Array,
+    epsilon: float,
+    stored: float,
+) -> tuple[_Array, _Array]:
+    """Return how far one rounding of each kind moves weights * (product - delta), to first order.
+
+    That is the gradient of the scores, (..., L, S). First comes the error of each pair by itself,
+    then that of delta, (..., L, 1), which moves all keys of a row by their weights.
+
+    `relative` is the error of the weights. `norms` are those of grad_output's rows, (..., L, 1),
+    and of value's, which broadcast to the weights. `mean` is the largest number of each row of
+    weights @ abs(value). `epsilon` is that of the arithmetic, `stored` that of the output's dtype.
+    """
+    grad, value = norms
+    each = weights * (relative * (np.abs(product) + np.abs(delta)) + epsilon * grad * value)
+    return each, stored * grad * mean + epsilon * np.abs(delta)
+
+
 def explained(right: _Array, plain: _Array, unit: _Array) -> _Array:
     """Return the error of each number that the roundings of the arithmetic explain.
 

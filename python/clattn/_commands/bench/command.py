@@ -15,7 +15,9 @@ from clattn._commands.bench import contest, figures, flex, torch_peers
 from clattn._commands.bench.contest import Measured
 from clattn._commands.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
 from clattn._commands.bench.limits import Limits
+from clattn._commands.bench.peers import Peer
 from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype, scaled
+from clattn._commands.bench.training import TRAIN_ROWS, TorchTraining, train_calls
 from clattn._commands.common import CommandError, find_device, need, number
 from clattn._host.progress import open_bar
 
@@ -24,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
     add("--rows", metavar="NAME", nargs="+", type=_rows,
-        help="names of rows, patterns such as '*decode*', 'models' or 'calls' (default: all)"
+        help="names of rows, patterns such as '*decode*', 'models', 'calls', or 'train', rows of "
+        "forward and backward pass (default: all but these)"
         )  # fmt: skip
     add("--gpu", action="store_true",
         help="measure rows for GPUs, on arrays of the device, beside torch on CUDA")  # fmt: skip
@@ -52,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _rows(pattern: str) -> list[Row]:
     if pattern == "models":
         return list(MODEL_ROWS)
-    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS)
+    if pattern == "train":
+        return list(TRAIN_ROWS)
+    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS, *TRAIN_ROWS)
     if pattern == "calls":
         by_name = {row.name: row for row in everything}
         return [by_name[name] for name in TITLES]
@@ -102,6 +107,7 @@ def _print_rows(rows: Sequence[Row]) -> None:
         if isinstance(row, FlexRow):
             more += ["ALiBi"] if row.alibi else []
             more += ["documents"] if row.documents else []
+        more += ["both passes"] if row.trains else []
         sizes = ", ".join(map(str, row.shape))
         print(f"{row.name:<18} {sizes:<26} {row.dtype:<9} {', '.join(more)}".rstrip())
 
@@ -110,8 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status: 1 where a result was wrong."""
     if arguments.gpu and arguments.flex:
         raise CommandError("--gpu and --flex have rows of their own: leave out one of them", 2)
-    if arguments.scale > 1 and not (arguments.gpu or arguments.flex):
-        raise CommandError("--scale is for rows of --gpu or --flex: add one of them", 2)
+    if arguments.scale > 1 and not (arguments.gpu or arguments.flex or _trains(arguments)):
+        raise CommandError(
+            "--scale is for rows of --gpu, --flex or --rows train: add one of them", 2
+        )
     if arguments.records:
         return _show(arguments)
     rows = _chosen_rows(arguments)
@@ -146,8 +154,17 @@ def _write(
         _plot(arguments.plot, records, names)
 
 
+def _trains(arguments: argparse.Namespace) -> bool:
+    """Return whether a name or pattern of --rows asks for rows of training and no others."""
+    return any(all(row.trains for row in rows) for rows in arguments.rows or ())
+
+
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
     table: Sequence[Row] = FLEX_ROWS if arguments.flex else GPU_ROWS if arguments.gpu else ROWS
+    if table is ROWS and _trains(arguments):
+        table = TRAIN_ROWS
+        if not all(any(row.trains for row in rows) for rows in arguments.rows):
+            raise CommandError("--rows: rows of training are measured without others", 2)
     chosen = {row for rows in arguments.rows or [table] for row in rows}
     rows = [scaled(row, arguments.scale) for row in table if row in chosen]
     if not rows:
@@ -175,9 +192,13 @@ def _possible(rows: list[Row]) -> list[Row]:
 def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, Device]) -> int:
     from clattn._commands.bench import report  # which needs rich
 
-    classes = [flex.TorchFlex] if arguments.flex else contest.peer_classes(arguments.gpu)
-    make_calls = flex.flex_calls if arguments.flex else contest.clattn_calls
-    seconds = ROW_SECONDS if arguments.flex else math.inf
+    classes: Sequence[type[Peer]] = contest.peer_classes(arguments.gpu)
+    make_calls: contest.MakeCalls = contest.clattn_calls
+    seconds = math.inf
+    if arguments.flex:
+        classes, make_calls, seconds = [flex.TorchFlex], flex.flex_calls, ROW_SECONDS
+    elif rows[0].trains:
+        classes, make_calls, seconds = [TorchTraining], train_calls, ROW_SECONDS
     measured: list[Measured] = []
     alone: dict[str, flex.Alone] = {}
     with ExitStack() as stack:

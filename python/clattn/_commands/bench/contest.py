@@ -13,6 +13,7 @@ import clattn
 from clattn import Device
 from clattn._commands.bench import onnx_peers, peers, torch_peers
 from clattn._commands.bench.exact import PEER_FACTOR, exact_rows
+from clattn._commands.bench.exact_gradients import exact_gradients
 from clattn._commands.bench.limits import Limits
 from clattn._commands.bench.peers import Call, Peer, first_line, joined_heads, repeated, split_heads
 from clattn._commands.bench.rows import Array, Problem, Row, contiguous, draw
@@ -20,6 +21,9 @@ from clattn._commands.timing import take_turns
 
 BESIDE = "beside, "  # before the words of a device: the other call of clattn's
 LEAST_ROUNDS = 2  # of a row that takes longer than it should
+
+# Makes clattn's call of a problem, and the one that it stands beside.
+MakeCalls = Callable[[Problem, Device], tuple[Call, Call | None]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
-    # By device: the seconds of another call of clattn's that the row stands beside.
+    # By device: the seconds of another call of clattn's that the row stands beside; of a row of
+    # training its backward pass alone.
     beside: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:
@@ -66,7 +71,11 @@ class Measured:
 
     def limit_share(self, words: str) -> float | None:
         """Return how near a device is to its limit, 1 at most; None: the limit is not known."""
-        return self.rate(words) / self.limits[words] if self.limits[words] else None
+        if not self.limits[words]:
+            return None
+        if self.row.trains:
+            return self.row.backward_flop / self.beside[words] / self.limits[words]
+        return self.rate(words) / self.limits[words]
 
 
 def peer_classes(on_gpu: bool = False) -> list[type[Peer]]:
@@ -166,13 +175,12 @@ def measure(
     row: Row,
     contestants: Contestants,
     rounds: int,
-    make_calls: Callable[[Problem, Device], tuple[Call, Call | None]] = clattn_calls,
+    make_calls: MakeCalls = clattn_calls,
     seconds: float = math.inf,
 ) -> Measured:
     """Check a row, then time it in rounds, all in turn.
 
-    `make_calls` makes clattn's call, and the one that it stands beside. No round but the first
-    two begins after so many `seconds`.
+    No round but the first two begins after so many `seconds`.
     """
     measured, calls = _check(row, contestants, make_calls)
     runs = {name: call.run for name, call in calls.items()}
@@ -196,16 +204,14 @@ def measure(
 
 
 def _check(
-    row: Row,
-    contestants: Contestants,
-    make_calls: Callable[[Problem, Device], tuple[Call, Call | None]],
+    row: Row, contestants: Contestants, make_calls: MakeCalls
 ) -> tuple[Measured, dict[str, Call]]:
     """Return the errors of everything that runs the row, and the calls to be timed.
 
     A peer that fails, or whose result is wrong, is left out with a note.
     """
     problem = draw(row)
-    exact = exact_rows(problem)
+    exact = exact_gradients(problem) if row.trains else exact_rows(problem)
     measured = Measured(row, exact.allowed)
     calls: dict[str, Call] = {}
     for words, device in contestants.devices.items():
@@ -214,6 +220,8 @@ def _check(
         try:
             call, beside = make_calls(problem, device)
             result = call.result()
+            if beside is not None:
+                beside.run()  # the first one may prepare something
         except (clattn.DeviceError, MemoryError, ValueError) as failure:
             measured.failed[words] = first_line(failure)
             continue

@@ -81,6 +81,32 @@ def _seen(problem: Problem, rows: NDArray[np.intp], batch: int) -> NDArray[np.bo
     return seen & mask[rows] if mask is not None and row.mask == "bool" else seen
 
 
+def score_rows(
+    problem: Problem,
+    rows: NDArray[np.intp],
+    batch: int,
+    heads: slice | NDArray[np.intp],
+    dtype: np.dtype[Any],
+) -> tuple[Array, float]:
+    """Return scores of some query rows and key heads, (heads, Hq / Hk, len(rows), S).
+
+    A key that a row does not attend to has -inf. The largest product of query and key follows.
+    """
+    _, Hq, Hk, L, _, E = problem.row.shape
+    groups = (Hk, Hq // Hk)
+    query = problem.query[batch].reshape(*groups, L, E)[heads][:, :, rows].astype(dtype)
+    key = problem.key[batch][heads].astype(dtype)[:, None]
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
+    largest = float(np.abs(scores).max())
+    if problem.mask is not None and problem.mask.dtype != bool:
+        mask = problem.mask[batch, 0] if problem.mask.ndim == 4 else problem.mask
+        scores += mask[rows].astype(dtype)
+    bias = problem.row.bias(rows)
+    if bias is not None:
+        scores += bias.astype(dtype).reshape(*groups, *bias.shape[1:])[heads]
+    return np.where(_seen(problem, rows, batch), scores, -np.inf), largest
+
+
 def _attend(
     problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]
 ) -> tuple[Array, Array, float]:
@@ -88,21 +114,13 @@ def _attend(
 
     The same with the squares of values follows, and the largest score.
     """
-    B, Hq, Hk, _, _, E = problem.row.shape
+    B, Hq, _, _, _, E = problem.row.shape
     result, square = (np.empty((B, Hq, len(rows), E), dtype) for _ in range(2))
     largest = 0.0
-    bias = problem.row.bias(rows)
     for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
-        key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
-        query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
-        scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
-        largest = max(largest, float(np.abs(scores).max()))
-        if problem.mask is not None and problem.mask.dtype != bool:
-            mask = problem.mask[b, 0] if problem.mask.ndim == 4 else problem.mask
-            scores += mask[rows].astype(dtype)
-        if bias is not None:
-            scores += bias.astype(dtype).reshape(scores.shape)
-        scores = np.where(_seen(problem, rows, b), scores, -np.inf)
+        scores, most = score_rows(problem, rows, b, slice(None), dtype)
+        largest = max(largest, most)
+        value = problem.value[b].astype(dtype)[:, None]
         both = weigh(scores, np.concatenate((value, value * value), axis=-1))
         result[b], square[b] = (a.reshape(result[b].shape) for a in np.split(both, 2, axis=-1))
     return result, square, largest

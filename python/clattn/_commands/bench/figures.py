@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clattn._commands.bench.rows import TITLES, Row
+from clattn._commands.bench.rows import TITLES, TRAIN_TITLES, Row
 from clattn._commands.common import CommandError
 
 LINE_WIDTH = 100  # of Markdown, but for tables
@@ -39,6 +39,16 @@ class Column:
         if self.words not in results or peer is None:
             return None
         return float(results[peer]["seconds"] / results[self.words]["seconds"])
+
+    def peer_milliseconds(self, name: str) -> float | None:
+        """Return the time of the fastest peer; None: not measured."""
+        results, peer = _results(self.record, name)
+        return None if peer is None else 1e3 * float(results[peer]["seconds"])
+
+    def limit_share(self, name: str) -> float | None:
+        """Return how near a row is to the limit; None: not known."""
+        share = _results(self.record, name)[0].get(self.words, {}).get("limit_share")
+        return None if share is None else float(share)
 
     def peer(self, name: str) -> str:
         """Return the name of the fastest peer."""
@@ -83,11 +93,17 @@ def names_in(records: Sequence[Record], chosen: Sequence[Row] | None) -> list[st
 
 
 def as_markdown(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Return the table of some rows, and a line for each machine: what it is, when it ran."""
+    """Return the table of some rows, and a line for each machine: what it is, when it ran.
+
+    Rows of training also have the other's time, and the share of the limit.
+    """
     shown = columns(records)
-    titles = ["call", *(title for one in shown for title in (f"{one.label}, ms", "best"))]
+    trained = {row["name"] for record in records for row in record["rows"] if row.get("trains")}
+    trains = not trained.isdisjoint(names)
+    titles = ["call", *(title for one in shown for title in _titles(one, names, trains))]
     rows = [
-        [title_of(name), *(cell for one in shown for cell in _cells(one, name))] for name in names
+        [title_of(name), *(cell for one in shown for cell in _cells(one, name, trains))]
+        for name in names
     ]
     lines = [f"| {' | '.join(row)} |" for row in (titles, *rows)]
     lines.insert(1, "|---" * len(titles) + "|")
@@ -99,13 +115,30 @@ def as_markdown(records: Sequence[Record], names: Sequence[str]) -> str:
 
 def title_of(name: str) -> str:
     """Return what a reader calls a row."""
-    return TITLES.get(name, name)
+    return TITLES.get(name) or TRAIN_TITLES.get(name, name)
 
 
-def _cells(one: Column, name: str) -> Iterator[str]:
-    milliseconds, ratio = one.milliseconds(name), one.ratio(name)
-    yield "" if milliseconds is None else two_digits(milliseconds)
-    yield "" if ratio is None else two_digits(ratio)
+def _titles(one: Column, names: Sequence[str], trains: bool) -> Iterator[str]:
+    yield f"{one.label}, ms"
+    if trains:
+        peers = (one.peer(name) for name in names if one.peer_milliseconds(name) is not None)
+        yield f"{next(peers, 'other')}, ms"
+    yield "best"
+    if trains:
+        yield "limit"
+
+
+def _cells(one: Column, name: str, trains: bool) -> Iterator[str]:
+    def digits(number: float | None) -> str:
+        return "" if number is None else two_digits(number)
+
+    yield digits(one.milliseconds(name))
+    if trains:
+        yield digits(one.peer_milliseconds(name))
+    yield digits(one.ratio(name))
+    if trains:
+        share = one.limit_share(name)
+        yield "" if share is None else f"{two_digits(100 * share)} %"
 
 
 def two_digits(number: float) -> str:

@@ -52,10 +52,9 @@ class FlexRow(Row):
     with_first: bool = True  # its first call is measured too
 
     @cached_property
-    def flop(self) -> int:
-        """2 · (E + Ev) for each pair of a query and a key that it attends to."""
-        B, Hq, _, _, _, E = self.shape
-        return B * Hq * int(self.attended().sum()) * 4 * E
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to, of all heads."""
+        return self.shape[0] * self.shape[1] * int(self.attended().sum())
 
     @property
     def slopes(self) -> NDArray[np.float32]:
@@ -79,10 +78,14 @@ class FlexRow(Row):
 
     def bias(self, rows: NDArray[np.intp]) -> Array | None:
         """Return what ALiBi adds to the scores of some query rows: (Hq, rows, S)."""
+        distance = self.bias_by_slope(rows)
+        return None if distance is None else self.slopes[:, None, None] * distance
+
+    def bias_by_slope(self, rows: NDArray[np.intp]) -> Array | None:
+        """Return the distance of key and query: (rows, S)."""
         if not self.alibi:
             return None
-        distance = np.arange(self.shape[4]) - rows[:, None]
-        return self.slopes[:, None, None] * distance.astype(np.float32)
+        return (np.arange(self.shape[4]) - rows[:, None]).astype(np.float32)
 
     @property
     def own(self) -> dict[str, Any] | None:
@@ -108,6 +111,16 @@ def _rows(suffix: str, length: int, **options: Any) -> tuple[FlexRow, ...]:
 
 
 FLEX_ROWS = (*_rows("", 2048), *_rows("-8k", 8192, with_first=False))
+FLEX_TRAIN_ROW = FlexRow("train-alibi", (1, 8, 8, 1024, 1024, 64), alibi=True, trains=True)
+
+
+def make_alibi(slopes: Any) -> Callable[..., Any]:
+    """Return a score_mod that adds a head's slope times the distance of key and query."""
+
+    def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return alibi
 
 
 def make_mods(
@@ -117,10 +130,7 @@ def make_mods(
 
     `place` puts a captured array where the library reads it.
     """
-    slopes, number, width = place(row.slopes), place(row.document_of), row.window
-
-    def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + slopes[h] * (kv_idx - q_idx)
+    number, width = place(row.document_of), row.window
 
     def documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return number[q_idx] == number[kv_idx]
@@ -131,7 +141,7 @@ def make_mods(
     def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return q_idx >= kv_idx
 
-    score_mod = alibi if row.alibi else None
+    score_mod = make_alibi(place(row.slopes)) if row.alibi else None
     if row.documents:
         return score_mod, documents
     if row.window is not None:
@@ -186,11 +196,12 @@ class TorchFlex(torch_peers.Torch):
                 mask_mod, None, None, *row.shape[3:5], device="cpu"
             )
         attend = functools.partial(
-            self._compile(), *tensors, score_mod=score_mod, block_mask=block_mask
+            self.compile(), *tensors, score_mod=score_mod, block_mask=block_mask
         )
         return Call(attend, lambda: np.asarray(attend().numpy()))
 
-    def _compile(self) -> Any:
+    def compile(self) -> Any:
+        """Return torch's function, compiled."""
         # torch compiles a function for eight kinds of arguments, and then no more: it forgets.
         self._torch.compiler.reset()
         return self._torch.compile(self._flex.flex_attention, dynamic=False)

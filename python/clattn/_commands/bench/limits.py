@@ -154,6 +154,8 @@ class Limits:
                 return self._multiply(row.dtype)
             if self._kernels is None:
                 return 0.0
+            if row.trains:
+                return self._multiply_add(row, self._kernels)
             seconds = self._compute(row, self._kernels)
             if row.limit == "read":
                 seconds = max(seconds, self._read(row, self._kernels))
@@ -170,18 +172,23 @@ class Limits:
             self.product[dtype] = max(self.product.get(dtype, 0.0), rate)
         return rate
 
-    def _compute(self, row: Row, kernels: Kernels) -> float:
-        """Return the seconds of the row's multiply-adds and of float32's exponentials."""
+    def _multiply_add(self, row: Row, kernels: Kernels) -> float:
+        """Return the rate of multiply-adds."""
         dtype = "float64" if row.dtype == "float64" else "float32"
         launch = functools.partial(kernels.fma, dtype)
         self.fma[dtype] = max(self.fma[dtype], self._measure(dtype, launch, 1 << 12, MOST_STEPS))
-        if dtype == "float64":
-            return row.flop / self.fma[dtype]
+        return self.fma[dtype]
+
+    def _compute(self, row: Row, kernels: Kernels) -> float:
+        """Return the seconds of the row's multiply-adds and of float32's exponentials."""
+        rate = self._multiply_add(row, kernels)
+        if row.dtype == "float64":
+            return row.flop / rate
         self.exp = max(self.exp, self._measure("exp", kernels.exp, 1 << 10, MOST_STEPS))
         flop = 4 * row.shape[-1]  # of a pair
         whole = row.limit == "scores"
         pairs = pairs_in(row, kernels.rows_of_vector) if whole else row.flop / flop
-        return pairs * (flop / self.fma[dtype] + 1 / self.exp)
+        return pairs * (flop / rate + 1 / self.exp)
 
     def _read(self, row: Row, kernels: Kernels) -> float:
         """Return the seconds of reading the row's keys and values once."""

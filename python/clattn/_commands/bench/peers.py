@@ -22,10 +22,14 @@ MOST_CALLS = 100
 
 @dataclass(frozen=True)
 class Call:
-    """A prepared problem: `run` is timed, `result` returns its array (B, Hq, L, E)."""
+    """A prepared problem: `run` is timed, `result` returns its array (B, Hq, L, E).
+
+    Of a row of training the result is a tuple: the gradients of query, key and value, and of what
+    else has one.
+    """
 
     run: Callable[[], object]
-    result: Callable[[], Array]
+    result: Callable[[], Any]
     count: int = 1  # how many calls `run` makes
 
 

@@ -24,7 +24,7 @@ from clattn._host import tuning
 
 WIDTH = 100  # columns that a table may take
 ROW_FIELDS = ("name", "shape", "dtype", "mask", "is_causal", "window", "limit", "on_device",
-              "layout", "door", "flop", "bytes_read")  # fmt: skip
+              "layout", "door", "trains", "flop", "bytes_read")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,19 @@ def make_table(words: str, results: Results) -> Table:
     )
     shown = _Shown(
         rates=any(one.row.on_device for one in measured),
-        beside=any(one.beside for one in measured),
+        beside=any(one.beside and not one.row.trains for one in measured),
         first=bool(results.alone),
+        trains=any(one.row.trains for one in measured),
     )
     table.add_column("row", no_wrap=True)
     headers = ["ms", *(["TFLOP/s", "GB/s"] if shown.rates else ())]
     headers += ["beside\nown" if shown.first else "beside\ncontiguous"] if shown.beside else []
+    headers += ["backward\nms"] if shown.trains else []
     for header in (*headers, "limit", "best"):
         table.add_column(header, justify="right", no_wrap=True)
     for peer in contestants.peers:
-        table.add_column(peer.label.replace(" ", "\n"), justify="right", min_width=5)
+        header = f"{peer.label} ms" if shown.trains else peer.label
+        table.add_column(header.replace(" ", "\n"), justify="right", min_width=5)
     for header in ("first\ns", "torch's\ns") if shown.first else ():
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
@@ -98,6 +101,7 @@ class _Shown:
     rates: bool  # TFLOP/s and GB/s
     beside: bool  # the time divided by that of clattn's other call
     first: bool  # the seconds of first calls, clattn's and torch's
+    trains: bool  # the time of the backward pass, and the peers' times instead of ratios
 
 
 def _cells(words: str, one: Measured, results: Results, shown: _Shown) -> Iterator[str]:
@@ -110,23 +114,33 @@ def _cells(words: str, one: Measured, results: Results, shown: _Shown) -> Iterat
 
     seconds = one.seconds[words]
     yield one.row.name
-    yield f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
+    yield _milliseconds(seconds)
     if shown.rates:
         read = one.row.limit == "read"
         yield "" if read else f"{one.rate(words) / 1e12:.3g}"
         yield f"{one.rate(words) / 1e9:.4g}" if read else ""
     if shown.beside:
         yield f"{seconds / one.beside[words]:.2f}" if words in one.beside else ""
+    if shown.trains:
+        yield _milliseconds(one.beside[words])
     share = one.limit_share(words)
     yield "" if share is None else f"{share:.0%}"
     yield ratio(one.best, "bold ")
-    yield from (ratio(peer.label) for peer in results.contestants.peers)
+    for peer in results.contestants.peers:
+        if shown.trains:
+            yield _milliseconds(one.seconds[peer.label]) if peer.label in one.seconds else ""
+        else:
+            yield ratio(peer.label)
     if shown.first:
         for name in (words, TorchFlex.label):
             first = results.first(name, one.row.name)
             yield "" if first is None else f"{first:.2f}"
     error = f"{one.errors[words]:.0e}"
     yield f"[bold red]{error} wrong[/]" if words in one.wrong else error
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
 
 
 def notes(results: Results) -> Iterator[str]:
@@ -218,7 +232,8 @@ def _row_json(one: Measured, results: Results) -> dict[str, Any]:
         if name in results.contestants.devices:
             found[name] |= {"limit": one.limits[name], "limit_share": one.limit_share(name)}
         if name in one.beside:
-            found[name]["beside_seconds"] = one.beside[name]
+            key = "backward_seconds" if one.row.trains else "beside_seconds"
+            found[name][key] = one.beside[name]
         if results.alone:
             found[name]["first_seconds"] = results.first(name, one.row.name)
     return {

@@ -23,15 +23,16 @@ PADDED = (0, 0.2, 0.4, 0.56)
 class Row:
     """One attention problem by its sizes.
 
-    `mask`: one for all heads; "padding" and "lowest" are causal masks of a batch whose sequences
-    are padded at the left, bool or with the lowest finite number. `is_causal`: "lower_right" lets
+    `mask`: one for all heads; "padding" and "lowest" are masks of a batch whose sequences are
+    padded at the left, bool or with the lowest finite number. `is_causal`: "lower_right" lets
     the last query see all keys. `window`: a query attends to so many keys before its own and to
     none after it; a row with a window is causal. `limit`: what bounds the time: multiply-adds and
     float32's exponentials ("fma"), the same in whole vectors of rows ("scores"), reading keys and
     values where this takes longer ("read"), or matrix units ("product"). `on_device`: the arrays
     lie on the device. `layout`: contiguous heads (B, H, L, E), or views of it: of projections
     (B, L, H, E), of one packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E).
-    `door`: the operator that clattn is called by, with arrays as it takes them.
+    `door`: the operator that clattn is called by, with arrays as it takes them. `trains`: forward
+    and backward pass; the multiply-adds of the backward pass bound its time, whatever `limit` says.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Row:
     on_device: bool = False
     layout: Literal["heads", "projections", "packed", "stacked"] = "heads"
     door: Literal["torch", "onnx", "directml"] = "torch"
+    trains: bool = False
 
     @property
     def is_grouped(self) -> bool:
@@ -71,14 +73,22 @@ class Row:
         return self.bytes_read if self.limit == "read" else self.flop
 
     @cached_property
-    def flop(self) -> int:
-        """2 · (E + Ev) for each pair of a query and a key that it attends to."""
-        B, Hq, _, L, S, E = self.shape
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to, of all heads."""
+        B, Hq, _, L, S, _ = self.shape
         if self.is_padded:
-            pairs = sum(int(self.attended(batch=b).sum()) for b in range(B))
-        else:
-            pairs = B * (L * S if not self.is_causal else int(self.attended().sum()))
-        return Hq * pairs * 4 * E
+            return Hq * sum(int(self.attended(batch=b).sum()) for b in range(B))
+        return Hq * B * (L * S if not self.is_causal else int(self.attended().sum()))
+
+    @property
+    def flop(self) -> int:
+        """2 · (E + Ev) for each pair, and what the backward pass adds to that."""
+        return self.pairs * 4 * self.shape[-1] + (self.backward_flop if self.trains else 0)
+
+    @property
+    def backward_flop(self) -> int:
+        """The backward pass's five products: 10 · E for each pair."""
+        return self.pairs * 10 * self.shape[-1]
 
     @property
     def bytes_read(self) -> int:
@@ -106,6 +116,10 @@ class Row:
 
     def bias(self, rows: NDArray[np.intp]) -> Array | None:
         """Return what is added to the scores of some query rows, (Hq, rows, S), or None."""
+        return None
+
+    def bias_by_slope(self, rows: NDArray[np.intp]) -> Array | None:
+        """Return the derivative of `bias` by the slope of a head, (rows, S), or None."""
         return None
 
 
@@ -200,6 +214,26 @@ ROWS = (
 )
 
 
+def _train(name: str, shape: Shape, **options: Any) -> Row:
+    return Row(f"train-{name}", shape, **options, trains=True)
+
+
+# Rows of training, `--rows train`; FLEX_TRAIN_ROW of flex.py belongs to them.
+SDPA_TRAIN_ROWS = (
+    _train("plain", _PREFILL),
+    _train("causal", _PREFILL, is_causal=True),
+    _train("batch", (4, 12, 12, 512, 512, 64)),
+    _train("E=128", (1, 8, 8, 2048, 2048, 128)),
+    _train("float16", _PREFILL, dtype="float16"),
+    _train("bfloat16", _PREFILL, dtype="bfloat16"),
+    _train("gpt2", (2, 12, 12, 1024, 1024, 64), is_causal=True, layout="packed"),
+    _train("llama", _LLAMA, is_causal=True, layout="projections"),
+    _train("vit", (4, 16, 16, 577, 577, 64), layout="projections"),
+    _train("bert", (16, 12, 12, 128, 128, 64), mask="padding", layout="projections"),
+    _train("float-mask", (1, 8, 8, 1024, 1024, 64), mask="float"),
+)
+
+
 def _prefill(name: str, shape: Shape, dtype: str = "float16") -> Row:
     # Matrix units multiply half types.
     return Row(name, shape, dtype, limit="fma" if dtype == "float32" else "product", on_device=True)
@@ -262,6 +296,22 @@ TITLES = {
     "decode-64M": "decoding at 16,384 tokens",
 }
 
+# What a reader calls the rows of `--rows train`, which docs/train.md shows.
+TRAIN_TITLES = {
+    "train-plain": "2,048 tokens, 8 heads of 64",
+    "train-causal": "the same, causal",
+    "train-batch": "4 x 512 tokens, 12 heads of 64",
+    "train-E=128": "2,048 tokens, 8 heads of 128",
+    "train-float16": "2,048 tokens, float16",
+    "train-bfloat16": "2,048 tokens, bfloat16",
+    "train-gpt2": "GPT-2, 2 x 1,024 tokens",
+    "train-llama": "Llama 3 8B, 1,024 tokens",
+    "train-vit": "ViT-L, 4 pictures",
+    "train-bert": "BERT, 16 texts padded to 128 tokens",
+    "train-float-mask": "1,024 tokens, a float mask without gradient",
+    "train-alibi": "`flex_attention`, 1,024 tokens, ALiBi with gradient",
+}
+
 
 def scaled(row: AnyRow, divisor: int) -> AnyRow:
     """Return the row with its lengths divided and at most two elements in the batch."""
@@ -280,7 +330,7 @@ def scaled(row: AnyRow, divisor: int) -> AnyRow:
 class Problem:
     """A row with its data: query (B, Hq, L, E), key and value (B, Hk, S, E), mask (L, S).
 
-    A mask of padded sequences is (B, 1, L, S).
+    A mask of padded sequences is (B, 1, L, S), a bool one without causality (B, 1, 1, S).
     """
 
     row: Row
@@ -298,6 +348,14 @@ class Problem:
         if self.row.window is None and self.row.is_causal != "lower_right":
             return self.mask
         return np.where(self.row.attended(), 0, -np.inf).astype(self.query.dtype)
+
+    @cached_property
+    def grad_output(self) -> Array:
+        """The gradient of the output, (B, Hq, L, E), which lies in memory as the row's layout."""
+        B, Hq, _, L, _, E = self.row.shape
+        shape = (B, Hq, L, E) if self.row.layout == "heads" else (B, L, Hq, E)
+        grad = np.random.default_rng(1).standard_normal(shape, np.float32).astype(self.query.dtype)
+        return grad if self.row.layout == "heads" else grad.swapaxes(1, 2)
 
 
 def draw(row: Row) -> Problem:
@@ -344,8 +402,8 @@ def _draw_mask(row: Row, rng: np.random.Generator) -> Array | None:
     dtype = numpy_dtype(row.dtype)
     if row.is_padded:
         seen = np.stack([row.attended(batch=b) for b in range(B)])[:, None]
-        if row.mask == "padding":
-            return seen
+        if row.mask == "padding":  # without causality the same for all queries
+            return seen if row.is_causal else np.ascontiguousarray(seen[:, :, :1])
         return np.where(seen, 0, np.finfo(np.float32).min).astype(dtype)
     if row.mask == "bool":
         return rng.random((L, S)) < 0.7

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +24,7 @@ class Torch(Peer):
     place = "cpu"
     backend = ""  # of torch.nn.attention.SDPBackend: it alone, and only on arrays of the device
     half_only = False
+    trains = False  # records gradients
 
     def __init__(self, stack: ExitStack) -> None:
         import torch
@@ -32,7 +33,7 @@ class Torch(Peer):
         if self.place == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("torch sees no CUDA device")
         torch.set_num_threads(THREADS)
-        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.inference_mode(not self.trains))
         self._torch = torch
         self._only: Callable[[], Any] = contextlib.nullcontext
         if self.backend:
@@ -41,18 +42,12 @@ class Torch(Peer):
 
     def prepare(self, problem: Problem) -> Call | None:
         """Return calls that torch computes with the backend and no other in its place."""
-        row, mask = problem.row, problem.additive_mask
+        row = problem.row
         is_left_out = not row.on_device or (self.half_only and row.dtype == "float32")
         if self.backend and is_left_out:
             return None
         tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
-        attend = functools.partial(
-            self._torch.nn.functional.scaled_dot_product_attention,
-            *tensors,
-            attn_mask=None if mask is None else self._tensor(mask),
-            is_causal=row.is_causal_only,
-            enable_gqa=row.is_grouped,
-        )
+        attend = self._attention(tensors, problem)
 
         def run_some(count: int) -> None:
             with self._only():
@@ -63,15 +58,27 @@ class Torch(Peer):
 
         def result() -> Array:
             with self._only():
-                output = attend().cpu()
-            is_bfloat16 = row.dtype == "bfloat16"
-            array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
-            return np.asarray(array).view(problem.query.dtype)
+                return self._array(attend().cpu(), problem.query.dtype)
 
         if not self.backend:
             return Call(attend, result)
         result()  # raises where the backend does not take the problem
         return repeated(run_some, result)
+
+    def _attention(self, tensors: Sequence[Any], problem: Problem) -> Callable[[], Any]:
+        row, mask = problem.row, problem.additive_mask
+        return functools.partial(
+            self._torch.nn.functional.scaled_dot_product_attention,
+            *tensors,
+            attn_mask=None if mask is None else self._tensor(mask),
+            is_causal=row.is_causal_only,
+            enable_gqa=row.is_grouped,
+        )
+
+    def _array(self, tensor: Any, dtype: np.dtype[Any]) -> Array:
+        if dtype.name == "bfloat16":
+            return np.asarray(tensor.view(self._torch.int16).numpy()).view(dtype)
+        return np.asarray(tensor.numpy())
 
     def _tensor(self, array: Array) -> Any:
         torch = self._torch
