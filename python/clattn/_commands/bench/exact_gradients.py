@@ -17,7 +17,8 @@ from clattn._commands.rounding import (
 )
 
 SAMPLE = 2  # key heads that are compared, in every entry of the batch
-LEAST_WEIGHT = 2.0**-88  # kernels may take a smaller one for 0: 2^-100 of a base that is e^8 too high
+# Kernels take a smaller weight for 0: 2^-100, of a base that may lie 8 above the highest score.
+LEAST_WEIGHT = 2.0**-88
 
 Gradients = tuple[Array, ...]  # of query, key, value and, in a row with ALiBi, the slopes
 
