@@ -5,6 +5,7 @@
 
 #include "attention/backward_cpu.h"
 #include "attention/backward_steps.h"
+#include "attention/backward_tiled.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
 #include "attention/trial.h" /* ca_attention_wrong */
@@ -287,14 +288,31 @@ typedef struct {
     ca_launched *steps; /* CA_MAX_STEPS of them */
 } pass;
 
-/* True if the kernel for CPUs computes this gradient. */
+/* A kernel that computes the gradients of query, key and value faster than the reference. */
+typedef struct {
+    bool (*takes)(const ca_device_info *info, const ca_forced *forced,
+                  const ca_attention *attention);
+    ca_backward_division (*divide)(const ca_device_info *info, const ca_attention *attention);
+    int (*plan)(const ca_device_info *info, const ca_attention *attention,
+                const ca_backward_division *division, const ca_operand *numbers,
+                const ca_operand *sums, ca_launched *steps);
+} fast_kernel;
+
+static const fast_kernel fast_kernels[] = {
+    {ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan},
+    {ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan},
+};
+
+enum { FAST_KERNELS = sizeof fast_kernels / sizeof fast_kernels[0] };
+
+/* True if fast kernels compute this gradient. */
 static bool
 is_fast(int n)
 {
     return gradients[n].is_wide;
 }
 
-/* Plan the gradients that the kernel for CPUs computes, or the others. Returns how many steps there are. */
+/* Plan the gradients that fast kernels compute, or the others. Returns how many steps there are. */
 static int
 plan_gradients(const pass *p, bool fast, ca_launched *steps)
 {
@@ -323,15 +341,14 @@ run_reference(const pass *p, ca_error *error)
     return ca_attention_launch_all(p->device, p->steps, count, NULL, error);
 }
 
-/* Let the kernel for CPUs compute the gradients of query, key and value, and the reference the others, and
-   those numbers that are not finite. */
+/* Let a fast kernel compute the gradients of query, key and value, and the reference the others, and those
+   numbers that are not finite. */
 static ca_status
-run_on_cpu(const pass *p, ca_error *error)
+run_fast(const pass *p, const ca_device_info *info, const fast_kernel *fast, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_attention *attention = p->attention;
-    const ca_device_info *info = ca_device_get_info(p->device);
-    ca_backward_division division = ca_backward_cpu_divide(info, attention);
+    ca_backward_division division = fast->divide(info, attention);
     ca_storage *storage = NULL;
     ca_operand sums = {.dtype = CA_FLOAT32};
     bool redoes;
@@ -345,7 +362,7 @@ run_on_cpu(const pass *p, ca_error *error)
                               error));
         sums = matrix_in(storage, attention, bytes / division.stride / sizes[6], division.stride);
     }
-    int count = ca_backward_cpu_plan(info, attention, &division, &p->numbers, &sums, p->steps);
+    int count = fast->plan(info, attention, &division, &p->numbers, &sums, p->steps);
     count += plan_gradients(p, false, p->steps + count);
     CA_TRY(ca_attention_launch_all(p->device, p->steps, count, &redoes, error));
     if (redoes) {
@@ -365,26 +382,30 @@ done:
 static ca_status
 run_best(const pass *p, const ca_forced *forced, ca_error *error)
 {
-    const ca_device_info *info = ca_device_get_info(p->device);
     ca_forced now = *forced;
+    ca_device_info info;
+    ca_forced_limit(forced, ca_device_get_info(p->device), &info);
     now.left_out |= ca_attention_wrong(p->device, p->attention);
-    if (p->storage == NULL || !ca_backward_cpu_takes(info, &now, p->attention)) {
-        return run_reference(p, error);
-    }
-    ca_backward_division division = ca_backward_cpu_divide(info, p->attention);
-    ca_operand none = {.dtype = CA_FLOAT32};
-    (void)ca_backward_cpu_plan(info, p->attention, &division, &p->numbers, &none, p->steps);
-    ca_kernel_spec spec = p->steps[0].plan.spec;
-    if (ca_device_leaves_out(p->device, &spec)) {
-        return run_reference(p, error);
-    }
-    ca_status status = run_on_cpu(p, error);
-    if (status == CA_ERROR_KERNEL && forced->kernel == NULL) {
+    for (int n = 0; n < FAST_KERNELS; n++) {
+        const fast_kernel *fast = &fast_kernels[n];
+        if (p->storage == NULL || !fast->takes(&info, &now, p->attention)) {
+            continue;
+        }
+        ca_backward_division division = fast->divide(&info, p->attention);
+        ca_operand none = {.dtype = CA_FLOAT32};
+        (void)fast->plan(&info, p->attention, &division, &p->numbers, &none, p->steps);
+        ca_kernel_spec spec = p->steps[0].plan.spec;
+        if (ca_device_leaves_out(p->device, &spec)) {
+            continue;
+        }
+        ca_status status = run_fast(p, &info, fast, error);
+        if (status != CA_ERROR_KERNEL || forced->kernel != NULL) {
+            return status;
+        }
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
-        status = run_reference(p, error);
     }
-    return status;
+    return run_reference(p, error);
 }
 
 ca_status

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "attention/backward_steps.h"
 #include "attention/plan.h"
 #include "attention/variants.h" /* CA_INDEX_cpu */
 #include "kernels/attention/params.h"
@@ -32,14 +31,6 @@ is_wanted(const ca_attention *attention, ca_attention_role role)
     return ca_attention_has(attention, role);
 }
 
-/* True if the gradient is summed over a leading dimension. */
-static bool
-is_summed(const ca_attention *attention, ca_attention_role role, int d)
-{
-    return is_wanted(attention, role) && attention->batch[d] > 1 &&
-           attention->operands[role].batch[d] == 0;
-}
-
 /* A work-item adds to the gradients of a key and its value over the same heads, and to those of queries once. */
 static bool
 can_own_sums(const ca_attention *attention)
@@ -47,9 +38,9 @@ can_own_sums(const ca_attention *attention)
     bool both = is_wanted(attention, CA_ATTENTION_GRAD_KEY) &&
                 is_wanted(attention, CA_ATTENTION_GRAD_VALUE);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        if (is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
-            (both && is_summed(attention, CA_ATTENTION_GRAD_KEY, d) !=
-                         is_summed(attention, CA_ATTENTION_GRAD_VALUE, d))) {
+        if (ca_backward_is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
+            (both && ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) !=
+                         ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d))) {
             return false;
         }
     }
@@ -84,8 +75,8 @@ own_heads(const ca_attention *attention)
 {
     double heads = 1;
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
+        bool summed = ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
+                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
         heads *= summed ? 1 : (double)attention->batch[d];
     }
     return heads;
@@ -191,8 +182,8 @@ ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
     }
     step->operands[CA_ATTENTION_OUTPUT] = *sums;
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
+        bool summed = ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
+                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
         by_keys[d] = summed ? 1 : batch[d];
     }
     plan_step(info, division, CA_BACKWARD_GRADIENTS, 5, by_keys, gradients);
