@@ -271,7 +271,7 @@ run_captured(ca_device *device, const ca_attention *attention, const ca_operand 
                   CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
                       CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
                   1, elements);
-    CA_TRY(ca_attention_launch_all(device, steps, count, NULL, error));
+    CA_TRY(ca_attention_launch_all(device, steps, count, NULL, NULL, error));
 done:
     ca_storage_release(storage);
     return status;
@@ -338,13 +338,14 @@ run_reference(const pass *p, ca_error *error)
     }
     count += plan_gradients(p, true, p->steps + count);
     count += plan_gradients(p, false, p->steps + count);
-    return ca_attention_launch_all(p->device, p->steps, count, NULL, error);
+    return ca_attention_launch_all(p->device, p->steps, count, NULL, NULL, error);
 }
 
 /* Let a fast kernel compute the gradients of query, key and value, and the reference the others, and those
-   numbers that are not finite. */
+   numbers that are not finite. *limits become tighter as in ca_attention_launch. */
 static ca_status
-run_fast(const pass *p, const ca_device_info *info, const fast_kernel *fast, ca_error *error)
+run_planned(const pass *p, const ca_device_info *info, const fast_kernel *fast,
+            ca_plan_limits *limits, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_attention *attention = p->attention;
@@ -364,18 +365,41 @@ run_fast(const pass *p, const ca_device_info *info, const fast_kernel *fast, ca_
     }
     int count = fast->plan(info, attention, &division, &p->numbers, &sums, p->steps);
     count += plan_gradients(p, false, p->steps + count);
-    CA_TRY(ca_attention_launch_all(p->device, p->steps, count, &redoes, error));
+    CA_TRY(ca_attention_launch_all(p->device, p->steps, count, limits, &redoes, error));
     if (redoes) {
         count = plan_gradients(p, true, p->steps);
         for (int n = 0; n < count; n++) {
             p->steps[n].flags = CA_REDOES;
             p->steps[n].adds = true;
         }
-        CA_TRY(ca_attention_launch_all(p->device, p->steps, count, NULL, error));
+        CA_TRY(ca_attention_launch_all(p->device, p->steps, count, NULL, NULL, error));
     }
 done:
     ca_storage_release(storage);
     return status;
+}
+
+/* Plans that are tried: the first one, and those within the limits of its kernels. */
+#define MOST_PLANS 3
+
+/* The same. If the kernels allow less than the plan asks for, plan them again within their limits. */
+static ca_status
+run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fast_kernel *fast,
+         ca_error *error)
+{
+    for (int plans = 1;; plans++) {
+        ca_plan_limits limits = {info->max_work_group, info->local_memory};
+        ca_status status = run_planned(p, info, fast, &limits, error);
+        bool tighter =
+            limits.group < info->max_work_group || limits.local_memory < info->local_memory;
+        info->max_work_group = limits.group;
+        info->local_memory = limits.local_memory;
+        if (status != CA_ERROR_KERNEL || !tighter || plans == MOST_PLANS ||
+            !fast->takes(info, forced, p->attention)) {
+            return status;
+        }
+        ca_error_clear(error);
+    }
 }
 
 /* Run the fastest kernel that works, as launch_best of attention/run.c does. */
@@ -383,11 +407,11 @@ static ca_status
 run_best(const pass *p, const ca_forced *forced, ca_error *error)
 {
     ca_forced now = *forced;
-    ca_device_info info;
-    ca_forced_limit(forced, ca_device_get_info(p->device), &info);
     now.left_out |= ca_attention_wrong(p->device, p->attention);
     for (int n = 0; n < FAST_KERNELS; n++) {
         const fast_kernel *fast = &fast_kernels[n];
+        ca_device_info info;
+        ca_forced_limit(forced, ca_device_get_info(p->device), &info);
         if (p->storage == NULL || !fast->takes(&info, &now, p->attention)) {
             continue;
         }
@@ -398,7 +422,7 @@ run_best(const pass *p, const ca_forced *forced, ca_error *error)
         if (ca_device_leaves_out(p->device, &spec)) {
             continue;
         }
-        ca_status status = run_fast(p, &info, fast, error);
+        ca_status status = run_fast(p, &info, &now, fast, error);
         if (status != CA_ERROR_KERNEL || forced->kernel != NULL) {
             return status;
         }
