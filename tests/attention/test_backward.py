@@ -116,6 +116,8 @@ def test_lengths_about_those_of_tiles(device):
         for S in (1, 15, 17, 65, 129):
             q, k, v = qkv((1, 1), L=L, S=S, E=3, Ev=5)
             check_backward(grads(q, k, v), q, k, v, device=device, is_causal="lower_right")
+            if L == 129:
+                check_backward(grads(q, k, v), q, k, v, device=device, window=(9, 5))
 
 
 OPTIONS = {
@@ -409,15 +411,22 @@ def test_blocks_of_keys_that_hold_nan(device):
     assert not got.value[..., 300:310, :].any()
 
 
-def test_rows_without_a_key_add_nothing(device):
+ROW_3_EXCLUDED = np.tri(6, 9) * [[1], [1], [1], [0], [1], [1]] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [({"is_causal": True, "query_offset": -2}, [0, 1]), ({"attn_mask": ROW_3_EXCLUDED}, [3])],
+    ids=["causal", "mask"],
+)
+def test_rows_without_a_key_add_nothing(device, options, rows):
     """Whatever their query and the gradient of their output are."""
     q, k, v = qkv((1, 2), L=6, S=9, E=4)
     G, g = grads(q, k, v), draw((1, 2, 6), seed=4)
-    options = {"is_causal": True, "query_offset": -2, "device": device}
-    right, _ = backward(G, q, k, v, grad_lse=g, **options)
+    right, _ = backward(G, q, k, v, grad_lse=g, device=device, **options)
     for array in (G, q, g):
-        array[:, :, :2] = NAN
-    got, _ = backward(G, q, k, v, grad_lse=g, **options)
+        array[:, :, rows] = NAN
+    got, _ = backward(G, q, k, v, grad_lse=g, device=device, **options)
     assert_same(got, right)
 
 
