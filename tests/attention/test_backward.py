@@ -369,6 +369,10 @@ def test_weights_of_huge_scores_sum_to_one(device, low):
     got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask)
     close(got[2], [1.5, 1.5])
     close(got[3], [-3, 3])
+    got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask,
+                      sinks=np.array([low], float32))  # fmt: skip
+    close(got[2], [1, 1])
+    close(got[3], [-4 / 3, 8 / 3])
 
 
 def test_large_scores_of_many_keys(device):
