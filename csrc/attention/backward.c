@@ -5,6 +5,7 @@
 
 #include "attention/backward_cpu.h"
 #include "attention/backward_steps.h"
+#include "attention/backward_tiled.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
 #include "attention/trial.h" /* ca_attention_wrong */
@@ -248,12 +249,35 @@ is_wide(int n)
     return gradients[n].is_wide;
 }
 
-/* True if the kernel for CPUs leaves the gradient to the reference. */
 static bool
-is_left(int n)
+is_of_sinks(int n)
 {
     return gradients[n].role == CA_ATTENTION_GRAD_SINKS;
 }
+
+static bool
+is_narrow(int n)
+{
+    return !gradients[n].is_wide;
+}
+
+/* A kernel that computes gradients faster than the reference. */
+typedef struct {
+    bool (*takes)(const ca_device_info *info, const ca_forced *forced,
+                  const ca_attention *attention);
+    ca_backward_division (*divide)(const ca_device_info *info, const ca_attention *attention);
+    int (*plan)(const ca_device_info *info, const ca_attention *attention,
+                const ca_backward_division *division, const ca_operand *numbers,
+                const ca_operand *sums, ca_launched *steps);
+    bool (*leaves)(int n); /* to the reference: these gradients, of those in the table */
+} fast_kernel;
+
+static const fast_kernel fast_kernels[] = {
+    {ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan, is_of_sinks},
+    {ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan, is_narrow},
+};
+
+enum { FAST_KERNELS = sizeof fast_kernels / sizeof fast_kernels[0] };
 
 /* Plan some gradients by the reference. Returns how many steps there are. */
 static int
@@ -280,18 +304,18 @@ run_reference(const pass *p, ca_error *error)
         plan_deltas(info, p->attention, &p->numbers, &p->steps[count++]);
     }
     count += plan_gradients(p, is_any, p->steps + count);
-    return ca_attention_launch_all(p->device, p->steps, count, NULL, error);
+    return ca_attention_launch_all(p->device, p->steps, count, NULL, NULL, error);
 }
 
-/* Let the kernel for CPUs compute all gradients but that of sinks, and the reference that one, and those numbers
-   of query, key and value that are not finite. */
+/* Let a fast kernel compute gradients, and the reference those that it leaves, and those numbers of query, key and
+   value that are not finite. *limits become tighter as in ca_attention_launch. */
 static ca_status
-run_on_cpu(const pass *p, ca_error *error)
+run_planned(const pass *p, const ca_device_info *info, const fast_kernel *fast,
+            ca_plan_limits *limits, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_attention *attention = p->attention;
-    const ca_device_info *info = ca_device_get_info(p->device);
-    ca_backward_division division = ca_backward_cpu_divide(info, attention);
+    ca_backward_division division = fast->divide(info, attention);
     ca_storage *storage = NULL;
     ca_operand sums = {.dtype = CA_FLOAT32};
     bool redoes;
@@ -305,47 +329,74 @@ run_on_cpu(const pass *p, ca_error *error)
                               error));
         sums = matrix_in(storage, attention, bytes / division.stride / sizes[6], division.stride);
     }
-    int count = ca_backward_cpu_plan(info, attention, &division, &p->numbers, &sums, p->steps);
-    count += plan_gradients(p, is_left, p->steps + count);
-    CA_TRY(ca_attention_launch_all(p->device, p->steps, count, &redoes, error));
+    int count = fast->plan(info, attention, &division, &p->numbers, &sums, p->steps);
+    count += plan_gradients(p, fast->leaves, p->steps + count);
+    CA_TRY(ca_attention_launch_all(p->device, p->steps, count, limits, &redoes, error));
     if (redoes) {
         count = plan_gradients(p, is_wide, p->steps);
         for (int n = 0; n < count; n++) {
             p->steps[n].flags = CA_REDOES;
             p->steps[n].adds = true;
         }
-        CA_TRY(ca_attention_launch_all(p->device, p->steps, count, NULL, error));
+        CA_TRY(ca_attention_launch_all(p->device, p->steps, count, NULL, NULL, error));
     }
 done:
     ca_storage_release(storage);
     return status;
 }
 
+/* Plans that are tried: the first one, and those within the limits of its kernels. */
+#define MOST_PLANS 3
+
+/* The same. If the kernels allow less than the plan asks for, plan them again within their limits. */
+static ca_status
+run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fast_kernel *fast,
+         ca_error *error)
+{
+    for (int plans = 1;; plans++) {
+        ca_plan_limits limits = {info->max_work_group, info->local_memory};
+        ca_status status = run_planned(p, info, fast, &limits, error);
+        bool tighter =
+            limits.group < info->max_work_group || limits.local_memory < info->local_memory;
+        info->max_work_group = limits.group;
+        info->local_memory = limits.local_memory;
+        if (status != CA_ERROR_KERNEL || !tighter || plans == MOST_PLANS ||
+            !fast->takes(info, forced, p->attention)) {
+            return status;
+        }
+        ca_error_clear(error);
+    }
+}
+
 /* Run the fastest kernel that works, as launch_best of attention/run.c does. */
 static ca_status
 run_best(pass *p, const ca_forced *forced, ca_error *error)
 {
-    const ca_device_info *info = ca_device_get_info(p->device);
     ca_forced now = *forced;
     now.left_out |= ca_attention_wrong(p->device, p->attention);
-    if (p->storage == NULL || !ca_backward_cpu_takes(info, &now, p->attention)) {
-        return run_reference(p, error);
-    }
-    ca_backward_division division = ca_backward_cpu_divide(info, p->attention);
-    ca_operand none = {.dtype = CA_FLOAT32};
-    (void)ca_backward_cpu_plan(info, p->attention, &division, &p->numbers, &none, p->steps);
-    ca_kernel_spec spec = p->steps[0].plan.spec;
-    if (ca_device_leaves_out(p->device, &spec)) {
-        return run_reference(p, error);
-    }
-    ca_status status = run_on_cpu(p, error);
-    p->on_cpu = status == CA_OK;
-    if (status == CA_ERROR_KERNEL && forced->kernel == NULL) {
+    for (int n = 0; n < FAST_KERNELS; n++) {
+        const fast_kernel *fast = &fast_kernels[n];
+        ca_device_info info;
+        ca_forced_limit(forced, ca_device_get_info(p->device), &info);
+        if (p->storage == NULL || !fast->takes(&info, &now, p->attention)) {
+            continue;
+        }
+        ca_backward_division division = fast->divide(&info, p->attention);
+        ca_operand none = {.dtype = CA_FLOAT32};
+        (void)fast->plan(&info, p->attention, &division, &p->numbers, &none, p->steps);
+        ca_kernel_spec spec = p->steps[0].plan.spec;
+        if (ca_device_leaves_out(p->device, &spec)) {
+            continue;
+        }
+        ca_status status = run_fast(p, &info, &now, fast, error);
+        p->on_cpu = status == CA_OK && n == 0;
+        if (status != CA_ERROR_KERNEL || forced->kernel != NULL) {
+            return status;
+        }
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
-        status = run_reference(p, error);
     }
-    return status;
+    return run_reference(p, error);
 }
 
 /* Let a step that computes no scores share its program with calls without mods. */
@@ -415,7 +466,7 @@ run_captured(const pass *p, const ca_captured *captured, ca_error *error)
                   CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
                       CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
                   1, elements);
-    CA_TRY(ca_attention_launch_all(device, p->steps, count, NULL, error));
+    CA_TRY(ca_attention_launch_all(device, p->steps, count, NULL, NULL, error));
 done:
     ca_storage_release(storage);
     return status;

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "attention/backward_steps.h"
 #include "attention/options.h" /* ca_attention_optional */
 #include "attention/plan.h"
 #include "attention/variants.h" /* CA_INDEX_cpu */
@@ -27,14 +26,6 @@ strip_keys(const ca_device_info *info)
     return info->float_width >= 16 ? WIDE_KEYS : NARROW_KEYS;
 }
 
-/* True if the gradient is summed over a leading dimension. */
-static bool
-is_summed(const ca_attention *attention, ca_attention_role role, int d)
-{
-    return ca_attention_has(attention, role) && attention->batch[d] > 1 &&
-           attention->operands[role].batch[d] == 0;
-}
-
 /* A work-item adds to the gradients of a key and its value over the same heads, and to those of queries once. */
 static bool
 can_own_sums(const ca_attention *attention)
@@ -42,9 +33,9 @@ can_own_sums(const ca_attention *attention)
     bool both = ca_attention_has(attention, CA_ATTENTION_GRAD_KEY) &&
                 ca_attention_has(attention, CA_ATTENTION_GRAD_VALUE);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        if (is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
-            (both && is_summed(attention, CA_ATTENTION_GRAD_KEY, d) !=
-                         is_summed(attention, CA_ATTENTION_GRAD_VALUE, d))) {
+        if (ca_backward_is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
+            (both && ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) !=
+                         ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d))) {
             return false;
         }
     }
@@ -105,8 +96,8 @@ own_heads(const ca_attention *attention)
 {
     double heads = 1;
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
+        bool summed = ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
+                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
         heads *= summed ? 1 : (double)attention->batch[d];
     }
     return heads;
@@ -192,8 +183,8 @@ plan_gradients(const ca_device_info *info, const ca_attention *attention,
         step->operands[roles[n]] = attention->operands[roles[n]];
     }
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = is_summed(step, CA_ATTENTION_GRAD_KEY, d) ||
-                      is_summed(step, CA_ATTENTION_GRAD_VALUE, d);
+        bool summed = ca_backward_is_summed(step, CA_ATTENTION_GRAD_KEY, d) ||
+                      ca_backward_is_summed(step, CA_ATTENTION_GRAD_VALUE, d);
         grid[d] = summed ? 1 : attention->batch[d];
     }
     plan_step(info, division, CA_BACKWARD_GRADIENTS, 5, grid, launched);

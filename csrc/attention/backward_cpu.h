@@ -6,19 +6,12 @@
 #define CLATTN_ATTENTION_BACKWARD_CPU_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
+#include "attention/backward_steps.h"
 #include "attention/launch.h"
 #include "attention/problem.h"
 #include "opencl/forced.h"
 #include "opencl/info.h"
-
-/* How the kernel divides a problem. */
-typedef struct {
-    int64_t parts;  /* of the keys of a head, each with a gradient of the queries */
-    int64_t keys;   /* of a block, at most */
-    int64_t stride; /* of the rows of sums that stay between the blocks; 0: there are none */
-} ca_backward_division;
 
 /* True if the kernel takes the problem, and the device runs it fast. */
 bool ca_backward_cpu_takes(const ca_device_info *info, const ca_forced *forced,

@@ -15,6 +15,13 @@ ca_backward_start_step(const ca_attention *attention, const ca_operand *numbers,
     step->operands[CA_ATTENTION_LSE] = *numbers;
 }
 
+bool
+ca_backward_is_summed(const ca_attention *attention, ca_attention_role role, int d)
+{
+    return ca_attention_has(attention, role) && attention->batch[d] > 1 &&
+           attention->operands[role].batch[d] == 0;
+}
+
 void
 ca_backward_remove_optional(ca_attention *step)
 {

@@ -5,11 +5,24 @@
 #ifndef CLATTN_ATTENTION_BACKWARD_STEPS_H
 #define CLATTN_ATTENTION_BACKWARD_STEPS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "attention/problem.h"
+
+/* How a kernel divides a problem. */
+typedef struct {
+    int64_t parts;  /* of the keys of a head, each with a gradient of the queries */
+    int64_t keys;   /* of a block, at most */
+    int64_t stride; /* of the rows of sums that stay between the blocks; 0: there are none */
+} ca_backward_division;
 
 /* Make a problem of one step: its only result is `numbers`, base, sum and delta of each row. */
 void ca_backward_start_step(const ca_attention *attention, const ca_operand *numbers,
                             ca_attention *step);
+
+/* True if the problem asks for this gradient, and the gradient is summed over leading dimension d. */
+bool ca_backward_is_summed(const ca_attention *attention, ca_attention_role role, int d);
 
 /* Remove what only scores need. */
 void ca_backward_remove_optional(ca_attention *step);

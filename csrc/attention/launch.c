@@ -375,8 +375,8 @@ done:
 }
 
 ca_status
-ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, bool *redoes,
-                        ca_error *error)
+ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
+                        ca_plan_limits *limits, bool *redoes, ca_error *error)
 {
     ca_status status = CA_OK;
     char sizes[192];
@@ -401,7 +401,8 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count, 
                                    .flags = steps[n].flags,
                                    .work = steps[n].products *
                                            work_of(&steps[n].attention, SCORE_COLUMNS)};
-        CA_TRY(add_step(device, &m, &steps[n].attention, plan, &step, &(ca_plan_limits){0}, error));
+        CA_TRY(add_step(device, &m, &steps[n].attention, plan, &step,
+                        limits != NULL ? limits : &(ca_plan_limits){0}, error));
     }
     for (int n = 0; adds && n < m.launch.nspans; n++) {
         if (m.spans[n].access == CA_ACCESS_WRITE) {

@@ -36,9 +36,10 @@ typedef struct {
 #define CA_REFERENCE_TIMES 16
 
 /* Launch kernels one after another on a prepared device, as one launch, and wait. *redoes becomes true if one
-   of them asks for results to be computed again; it may be NULL. */
+   of them asks for results to be computed again. *limits become tighter as in ca_attention_launch. Both may be
+   NULL. */
 ca_status ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
-                                  bool *redoes, ca_error *error);
+                                  ca_plan_limits *limits, bool *redoes, ca_error *error);
 
 /* As ca_attention_launch. If the kernels allow less than the plan asks for, plan the variant again within their
    limits. */

@@ -10,22 +10,29 @@ from references.gradients import NAMES, backward_in
 from support.data import draw, qkv, sdpa
 from support.gradients import backward, check_backward, grads
 from support.layouts import negative_rows, sliced
-from support.variants import force, takes_cpu_kernels
+from support.variants import force
 
 INF, NAN = np.inf, np.nan
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
 
-@pytest.fixture(params=["", "reference"], ids=["fastest", "reference"])
+@pytest.fixture(
+    params=["", "reference", pytest.param("tiled", marks=pytest.mark.by_turns)],
+    ids=["fastest", "reference", "tiled"],
+)
 def kernel(request):
-    """The kernel that is forced, where the device has another one than the reference."""
+    """The kernel that is forced. tiled, which is for GPUs, runs on one of the CPUs."""
     if "device" not in request.fixturenames:
-        return
-    device = request.getfixturevalue("device")
-    if request.param and not takes_cpu_kernels(device):
-        pytest.skip("the fastest kernel of the device is the reference")
+        return None
     force(request.getfixturevalue("monkeypatch"), request.param)
+    return request.param
+
+
+# For tests that tell little of a kernel's products, and would build many programs of tiled.
+without_tiled = pytest.mark.parametrize(
+    "kernel", ["", "reference"], ids=["fastest", "reference"], indirect=True
+)
 
 
 def assert_same(got, right):
@@ -92,6 +99,7 @@ SHAPES = {
 }
 
 
+@without_tiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(device, dtype, shape):
@@ -108,6 +116,8 @@ def test_lengths_about_those_of_tiles(device):
         for S in (1, 15, 17, 65, 129):
             q, k, v = qkv((1, 1), L=L, S=S, E=3, Ev=5)
             check_backward(grads(q, k, v), q, k, v, device=device, is_causal="lower_right")
+            if L == 129:
+                check_backward(grads(q, k, v), q, k, v, device=device, window=(9, 5))
 
 
 OPTIONS = {
@@ -126,16 +136,18 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options(device, options):
+def test_options(device, options, kernel):
     q, k, v = qkv((2, 4), L=19, S=35, E=16, Ev=12)
     G, g = grads(q, k, v), draw((2, 4, 19), float32, 8)
     sinks = draw((4,), float32, 4)
-    for mask in (None, draw((1, 1, 19, 35), seed=2), draw((2, 1, 1, 35), seed=3) > -1):
+    masks = [draw((1, 1, 19, 35), seed=2), draw((2, 1, 1, 35), seed=3) > -1, None]
+    for mask in masks if kernel != "tiled" or options == OPTIONS["causal"] else masks[:1]:
         given = options | {"sinks": sinks, "grad_lse": g}
         check_backward(G, q, k, v, device=device, attn_mask=mask, **given)
     check_backward(G, q, k, v, device=device, **options)
 
 
+@without_tiled
 @pytest.mark.parametrize(
     "shape", [(), (1,), (35,), (19, 1), (19, 35), (4, 1, 35), (2, 1, 19, 35), (2, 4, 1, 1)], ids=str
 )
@@ -145,6 +157,7 @@ def test_masks_that_broadcast(device, shape):
         check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=draw(shape, dtype, 6))
 
 
+@without_tiled
 def test_a_mask_of_any_strides(device):
     q, k, v = qkv((1, 1), L=5, S=5, E=4)
     wide = draw((1, 1, 5, 8))
@@ -173,15 +186,16 @@ def test_grouped_heads(device):
     ],
     ids=str,
 )
-def test_operands_that_broadcast(device, shapes):
+def test_operands_that_broadcast(device, shapes, kernel):
     """Gradients are summed over what broadcasts. Many dimensions take several launches."""
-    for dtype in (float32, float64):
+    for dtype in (float32,) if kernel == "tiled" else (float32, float64):
         q, k, v = (draw(shape, dtype, n) for n, shape in enumerate(shapes))
         mask = draw((*[1] * (q.ndim - 2), 1, k.shape[-2]), dtype, 5)
         check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
         check_backward(grads(q, k, v), q, k, v, device=device, dropout_p=0.3, seed=1)
 
 
+@without_tiled
 def test_layout(device):
     q, k, v = qkv((2, 4), L=9, S=12, E=8, Ev=6)
     G = grads(q, k, v)
@@ -234,6 +248,7 @@ def test_rows_that_lie_far_apart(device, tmp_path):
     assert_same(got, right)
 
 
+@without_tiled
 def test_needs(device):
     """Any subset, one alone included, has the bits of all."""
     q, k, v = qkv((1, 2), L=5, S=6, E=4)
@@ -262,6 +277,7 @@ def test_what_the_forward_pass_gave_stays(device, needs, S):
     assert (output == 1).all() and (lse == 1).all()
 
 
+@without_tiled
 @pytest.mark.parametrize(
     ("L", "S", "E", "Ev"), [(0, 3, 2, 2), (3, 0, 2, 2), (3, 4, 0, 2), (3, 4, 2, 0)]
 )
@@ -277,6 +293,7 @@ def test_empty(device, L, S, E, Ev):
     assert got.attn_mask.numpy().item() == 0 or min(L, S) > 0
 
 
+@without_tiled
 def test_an_empty_batch(device):
     """What broadcasts over a batch without entries has a gradient of zeros."""
     q, k, v = draw((0, 2, 3, 4)), draw((1, 2, 5, 4)), draw((2, 5, 4))
@@ -286,6 +303,7 @@ def test_an_empty_batch(device):
     assert not got.value.any()
 
 
+@without_tiled
 def test_out(device):
     q, k, v = qkv((2, 2), L=9, S=12, E=8)
     G = grads(q, k, v)
@@ -302,6 +320,7 @@ def test_out(device):
     assert_same(got, right)
 
 
+@without_tiled
 def test_tensors(device):
     """Tensors in, Tensors out, with the bits of arrays."""
     q, k, v = qkv((2, 2), L=9, S=12, E=8)
@@ -379,6 +398,10 @@ def test_weights_of_huge_scores_sum_to_one(device, low):
     got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask)
     close(got[2], [1.5, 1.5])
     close(got[3], [-3, 3])
+    got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask,
+                      sinks=np.array([low], float32))  # fmt: skip
+    close(got[2], [1, 1])
+    close(got[3], [-4 / 3, 8 / 3])
 
 
 def test_large_scores_of_many_keys(device):
@@ -421,15 +444,22 @@ def test_blocks_of_keys_that_hold_nan(device):
     assert not got.value[..., 300:310, :].any()
 
 
-def test_rows_without_a_key_add_nothing(device):
+ROW_3_EXCLUDED = np.tri(6, 9) * [[1], [1], [1], [0], [1], [1]] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [({"is_causal": True, "query_offset": -2}, [0, 1]), ({"attn_mask": ROW_3_EXCLUDED}, [3])],
+    ids=["causal", "mask"],
+)
+def test_rows_without_a_key_add_nothing(device, options, rows):
     """Whatever their query and the gradient of their output are."""
     q, k, v = qkv((1, 2), L=6, S=9, E=4)
     G, g = grads(q, k, v), draw((1, 2, 6), seed=4)
-    options = {"is_causal": True, "query_offset": -2, "device": device}
-    right, _ = backward(G, q, k, v, grad_lse=g, **options)
+    right, _ = backward(G, q, k, v, grad_lse=g, device=device, **options)
     for array in (G, q, g):
-        array[:, :, :2] = NAN
-    got, _ = backward(G, q, k, v, grad_lse=g, **options)
+        array[:, :, rows] = NAN
+    got, _ = backward(G, q, k, v, grad_lse=g, device=device, **options)
     assert_same(got, right)
 
 
@@ -465,16 +495,17 @@ def test_dropping_everything(device):
     assert not np.concatenate([got[n] for n in (0, 1, 2, 4)]).any()
 
 
-def test_the_same_bits(device):
+def test_the_same_bits(device, kernel):
     q, k, v = qkv((2, 4), L=65, S=130, E=32)
     mask = draw((130,))
     first, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
-    for _ in range(10):
+    for _ in range(2 if kernel == "tiled" else 10):
         again, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
         assert_same(again, first)
         np.testing.assert_array_equal(again.attn_mask, first.attn_mask)
 
 
+@without_tiled
 def test_entries_of_a_batch_do_not_mix(device):
     q, k, v = qkv((2, 16), L=20, S=20, E=256)
     k, v = k[:, :2], v[:, :2]

@@ -27,10 +27,13 @@ device = next(d for d in listed if d.platform == {platform!r})  # GPUs have anot
 assert device.type == "gpu" and device.usable, device.reason
 faults.faults_options.restype = ctypes.c_char_p
 for kernel, dtype, size, heads, rows in {problems}:
-    clattn._core.force(kernel)
+    clattn._core.force(kernel.removesuffix("_backward"))
     shapes = (1, heads, rows, size), (1, 1, 99, size)
     q, k = (np.zeros(shape, "f2" if dtype == 1 else "f4") for shape in shapes)
     try:
+        if kernel == "tiled_backward":
+            lse = np.zeros(q.shape[:3], "f4")
+            clattn.scaled_dot_product_attention_backward(q, q, k, k, q, lse, device=device)
         clattn.scaled_dot_product_attention(q, k, k, device=device, enable_gqa=True)
     except clattn.DeviceError:
         pass
@@ -47,10 +50,10 @@ def numbers_of(options):
 @pytest.mark.cpus
 @pytest.mark.parametrize("says", GPUS)
 def test_rows_have_the_macros_of_plans(device, faults_library, tmp_path, says):
-    """Of attention_tiled and attention_decode_gpu, for a device like the one of the table."""
+    """Of attention_tiled, attention_decode_gpu and the first step of attention_tiled_backward."""
     like, facts = GPUS[says]
     kinds = [(dtype, size) for size in table.HEADS for dtype in (table.FLOAT32, table.FLOAT16)]
-    problems = [("tiled", *kind, 1, 99) for kind in kinds]
+    problems = [(kernel, *kind, 1, 99) for kernel in ("tiled", "tiled_backward") for kind in kinds]
     problems += [("decode_gpu", *kind, heads, 1) for kind in kinds for heads in (1, 2, 4, 8)]
     done = open_with(
         faults_library,
@@ -63,6 +66,7 @@ def test_rows_have_the_macros_of_plans(device, faults_library, tmp_path, says):
     lines = done.stdout.splitlines()
     for (kernel, dtype, size, heads, _), line in zip(problems, lines, strict=True):
         row = (table.tiled(like, dtype, size) if kernel == "tiled"
+               else table.tiled_backward(like, dtype, size, "NUMBERS") if kernel == "tiled_backward"
                else table.decode_gpu(like, dtype, size, heads))  # fmt: skip
         options = [f"-D{macro}" for macro in row.macros]
         expected = numbers_of(table.with_macros(ROOT / "kernels" / row.file, options))

@@ -166,6 +166,23 @@ assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).ke
 """
 
 
+# A mask, rows without a key, and two heads that share their keys.
+GRADIENTS = """
+from support.gradients import check_backward
+shapes = (1, 2, 18, 8), (1, 1, 20, 8), (1, 1, 20, 8)
+check_backward(draw((1, 2, 18, 8)), *map(draw, shapes), device=device, enable_gqa=True,
+               is_causal=True, query_offset=-2, attn_mask=mask_of_bool[:18, :20])
+steps = [macros for kernel, macros in machine.launched if kernel == "attention_tiled_backward"]
+assert {macros["STEP"] for macros in steps} == {"3", "4", "11"}, machine.launched
+listed = {m.partition("=")[0] for m in table.MACROS["attention/tiled_backward.cl"].split()}
+assert all(macros.keys() == listed for macros in steps)
+"""
+
+
+def test_gradients(library):
+    run_on_machine(library, ARRAYS + GRADIENTS, kernel="tiled")
+
+
 # Every other 128 keys lie in empty blocks. The table then changes, so that the mask would allow
 # those keys. The result stays the same, because kernels skip empty blocks. They take 64 or 128 keys
 # at a time.

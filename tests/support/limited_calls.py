@@ -17,6 +17,7 @@ from support.checks import check_attention, check_band
 from support.data import draw, qkv, sdpa
 from support.directml_calls import check_directml
 from support.dropout_calls import check_dropout
+from support.gradients import check_backward, grads
 from support.mods import alibi, causal, check_flex
 from support.onnx_calls import cache, check_onnx, inputs
 from support.openvino_calls import check_openvino
@@ -120,8 +121,14 @@ def call_tensors(device):
     same_bits(clattn.tril(tensors[0]), np.tril(arrays[0]))
 
 
+def call_gradients(device):
+    arrays = qkv(LEAD, **MANY, E=64)
+    check_backward(grads(*arrays), *arrays, device=device, is_causal=True)
+
+
 def call_each_kernel(device):
     """Each kernel that GPUs have: many rows, one row, splits, a past, mask blocks, matrices."""
+    call_gradients(device)
     check_attention(*qkv(LEAD, **MANY, E=64), device=device)
     check_attention(*qkv(LEAD, **MANY, E=64), device=device, return_weights=True)
     check_onnx(*qkv(LEAD, **MANY, E=64), None, *qkv(LEAD, 1, 3, 64)[1:], device=device)
@@ -192,5 +199,5 @@ def convert_float64(device):
 def call_every_operator(device, has_float64=True):
     call_attention(device, has_float64)
     for calls in (call_options, call_flex, call_merge, call_cache, call_matrices, call_doors,
-                  call_tensors):  # fmt: skip
+                  call_tensors, call_gradients):  # fmt: skip
         calls(device)

@@ -36,12 +36,29 @@ def uses(*names, mask_dtype=0):
 DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
 CALL = f"{DTYPES} OPTIONS=0 ARRAYS=0 MASK_DTYPE=0"
 SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
+# Steps of the backward pass, and what they ask for.
+STEPS = {
+    "NUMBERS": (11, "FORWARD", "FORWARD_LSE", "GRAD_OUTPUT"),
+    "QUERY": (3, "GRAD_OUTPUT", "GRAD_QUERY"),
+    "KEY": (4, "GRAD_OUTPUT", "GRAD_KEY", "GRAD_VALUE"),
+}
+
+
+def step(name):
+    """Macros of a step."""
+    number, *names = STEPS[name]
+    options = sum(1 << BITS[one] for one in names)
+    return f"STEP={number}", f"OPTIONS={options}", f"ARRAYS={len(names)}"
+
+
 TILING = "TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 ENDS_IN_LOCAL=0 SUB_GROUP=0"
 MACROS = {
     "attention/reference.cl": DTYPES,
     "attention/backward.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} {TILING}",
     "attention/tiled_scores.cl": f"{SIZES} {TILING}",
+    "attention/tiled_backward.cl": f"{SIZES} TX=16 TY=16 MI=4 NJ=4 NC=(HEAD_EV/TX) EC=32 KC=32 "
+    "SUB_GROUP=0 STEP=4",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
@@ -137,6 +154,15 @@ NVIDIA = [
     Row("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     Row("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     Row("attention/tiled_scores.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", *WEIGHTS), BOTH),
+    *[
+        Row(
+            "attention/tiled_backward.cl",
+            (f"DTYPE={dtype}", f"HEAD_E={size}", f"EC={chunk}", *step(name)),
+            BOTH,
+        )
+        for dtype, size, chunk in ((3, 64, 64), (1, 128, 32))
+        for name in STEPS
+    ],
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
@@ -180,32 +206,59 @@ def up(count, step):
     return -(-count // step) * step
 
 
+def columns_of(size, tiling):
+    least = -(-size // tiling[0])
+    return up(least, 4 if least > 12 else 2 if least > 2 else 1)
+
+
+def passes(size, rows, keys, columns, most, values=(32, 16, 8, 4)):
+    """EC and KC, of a tiling with these rows and keys, in `most` bytes of local memory."""
+
+    def fits(EC, KC):
+        reals = rows * (EC + 4) + keys * (max(EC, rows) + 4) + KC * columns
+        return reals * 4 + rows * 4 + 64 <= most
+
+    chunks = [up(-(-size // n), 8) for n in range(-(-size // 64), size)]
+    pairs = [(EC, KC) for KC in values for n, EC in enumerate(chunks, -(-size // 64))
+             if 8 * (EC * n - up(size, 8)) < up(size, 8)]  # fmt: skip
+    return next(pair for pair in pairs if fits(*pair))
+
+
 def tiled(device, dtype, size, *more, file="attention/tiled.cl"):
     """A row of attention_tiled for many rows of float32 or float16: csrc/attention/plan_tiled.c."""
     registers, sub_group, memory = FACTS[device]
     many = registers >= 256
-    columns = 64 if many else 24
-
-    def columns_of(tiling):
-        least = -(-size // tiling[0])
-        return up(least, 4 if least > 12 else 2 if least > 2 else 1)
-
-    TX, TY, MI, NJ = next(t for t in (MANY if many else FEW) if t[2] * columns_of(t) <= columns)
-    NC = columns_of((TX,))
+    TX, TY, MI, NJ = next(t for t in (MANY if many else FEW)
+                          if t[2] * columns_of(size, t) <= (64 if many else 24))  # fmt: skip
+    NC = columns_of(size, (TX,))
     rows, keys = TY * MI, TX * NJ
     most = min(memory if many else memory // 2, 48 << 10)
-
-    def fits(EC, KC):
-        reals = rows * (EC + 4) + keys * (max(EC, rows) + 4) + KC * up(TX * NC, 4)
-        return reals * 4 + rows * 4 + 64 <= most
-
-    chunks = [up(-(-size // n), 8) for n in range(-(-size // 64), size)]
-    pairs = [(EC, KC) for KC in (32, 16, 8, 4) for n, EC in enumerate(chunks, -(-size // 64))
-             if 8 * (EC * n - up(size, 8)) < up(size, 8)]  # fmt: skip
-    EC, KC = next(pair for pair in pairs if fits(*pair))
+    EC, KC = passes(size, rows, keys, up(TX * NC, 4), most)
     macros = f"TX={TX} TY={TY} MI={MI} NJ={NJ} NC={NC} EC={EC} KC={KC} SUB_GROUP={sub_group}"
     macros = f"DTYPE={dtype} HEAD_E={size} {macros} ENDS_IN_LOCAL=1"
     return Row(file, (*macros.split(), *more), (device,))
+
+
+# The rows of csrc/attention/backward_tiled.c that these head sizes take.
+MANY_BACKWARD = (16, 16, 4, 4), (32, 8, 4, 2)
+FEW_BACKWARD = (16, 16, 2, 4), (32, 8, 2, 2), (32, 8, 1, 2)
+
+
+def tiled_backward(device, dtype, size, name):
+    """A row of attention_tiled_backward: csrc/attention/backward_tiled.c."""
+    registers, sub_group, memory = FACTS[device]
+    many = registers >= 256
+    TX, TY, MI, NJ = next(t for t in (MANY_BACKWARD if many else FEW_BACKWARD)
+                          if 2 * t[2] * columns_of(size, t) <= (64 if many else 16))  # fmt: skip
+    NC = columns_of(size, (TX,))
+    rows, keys = TY * MI, TX * NJ
+    most = min(memory if many else memory // 2, 48 << 10) - 3 * 4 * max(rows, keys) - 512
+    EC, KC = passes(
+        size, rows, keys, up(TX * NC, 4), most, (32, 16, 8, 4)[not many and size > 128 :]
+    )
+    macros = f"TX={TX} TY={TY} MI={MI} NJ={NJ} NC={NC} EC={EC} KC={KC} SUB_GROUP={sub_group}"
+    macros = f"DTYPE={dtype} HEAD_E={size} {macros}".split()
+    return Row("attention/tiled_backward.cl", (*macros, *step(name)), (device,), scalars=72)
 
 
 def decode_gpu(device, dtype, size, heads):
@@ -257,6 +310,7 @@ def rows_for(device):
     return list(dict.fromkeys([
         *(tiled(device, *kind) for kind in kinds),
         *(tiled(device, *kind, *WEIGHTS, file="attention/tiled_scores.cl") for kind in kinds),
+        *(tiled_backward(device, *kind, name) for kind in kinds for name in STEPS),
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
         Row("attention/decode_gpu_merge.cl", ("DTYPE=3", "WARP_SHUFFLES=0"), (device,)),
         *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),
