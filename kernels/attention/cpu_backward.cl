@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * The backward pass of attention on CPUs, many rows: the lanes of a vector are rows of queries, as in
- * attention/cpu.cl. attention/backward.cl has the formulas. Three steps:
+ * attention/cpu.cl. attention/backward.cl has the formulas. The steps, and what a work-item has:
  *
- *     numbers    lse[i] = base, sum, delta       a work-item has a tile of rows
- *     gradients  of query, key and value         a work-item has the keys of a head, or a part of them
- *     parts      the query's gradient is the sum of the parts' ones    a work-item has a tile of rows
+ *     numbers    lse[i] = base, sum, delta               a tile of rows
+ *     gradients  of query, key and value                 the keys of a head, or a part of them
+ *     parts      the sum of the parts' query gradients   a tile of rows
+ *     mask       the gradient of a mask                  a tile of rows and a block of keys
+ *     captured   that of an array of the score_mod       a share of the rows
  *
  * In the second step a work-item goes over its keys in blocks, and for each block over the rows of all heads
  * that share the keys. Of a block and a tile of rows it computes five products:
@@ -21,8 +23,8 @@
  * same bits each time.
  *
  * The base of a row is its log-sum-exp, and the sum is 1. A row without a key has the base +inf, so its weights
- * are 0. If the log-sum-exp is large, a float has no room for
- * the logarithm of the sum. Then the first step computes base and sum anew.
+ * are 0. If the log-sum-exp is large, a float has no room for the logarithm of the sum. Then the first step
+ * computes base and sum anew.
  *
  * Macros: those of attention/cpu.cl. Terms are reals, and USUAL is 0.
  */
