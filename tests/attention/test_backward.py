@@ -17,12 +17,13 @@ INF, NAN = np.inf, np.nan
 pytestmark = pytest.mark.usefixtures("kernel")
 
 
-@pytest.fixture(
-    params=["", "reference", pytest.param("tiled", marks=pytest.mark.by_turns)],
-    ids=["fastest", "reference", "tiled"],
-)
+REFERENCE = pytest.param("reference", marks=pytest.mark.by_turns, id="reference")
+TILED = pytest.param("tiled", marks=pytest.mark.by_turns, id="tiled")
+
+
+@pytest.fixture(params=[pytest.param("", id="fastest"), REFERENCE, TILED])
 def kernel(request):
-    """The kernel that is forced. tiled, which is for GPUs, runs on one of the CPUs."""
+    """The kernel that is forced. Those that are slow on CPUs run on one of them."""
     if "device" not in request.fixturenames:
         return None
     force(request.getfixturevalue("monkeypatch"), request.param)
@@ -31,7 +32,7 @@ def kernel(request):
 
 # For tests that tell little of a kernel's products, and would build many programs of tiled.
 without_tiled = pytest.mark.parametrize(
-    "kernel", ["", "reference"], ids=["fastest", "reference"], indirect=True
+    "kernel", [pytest.param("", id="fastest"), REFERENCE], indirect=True
 )
 
 

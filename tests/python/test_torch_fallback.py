@@ -22,22 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 pytestmark = pytest.mark.usefixtures("torch_calls")
 
 
-def half_gradient(n):
-    """Query, key, value and mask, one of which requires gradients."""
-    arguments = [*tensors(), to_torch(draw((17, 33)))]
-    arguments[n].requires_grad_()
-    return arguments
+WIDE = torch.ones((1, 1, 3, 257))  # wider than what clattn's fast backward pass takes
 
 
 @pytest.mark.parametrize("which", range(4), ids=["query", "key", "value", "mask"])
-def test_gradients_are_torchs(device, torch_calls, which):
+def test_gradients_of_wide_heads_are_torchs(device, torch_calls, which):
     gradients = []
     for function in (lambda *x: F.scaled_dot_product_attention(*x), TORCH):
-        arguments = half_gradient(which)
+        arguments = [WIDE * 0.1, WIDE * 0.2, WIDE.cumsum(-1), to_torch(draw((3, 3)))]
+        arguments[which].requires_grad_()
         with clattn.torch.sdpa(device):
             function(*arguments).square().sum().backward()
         gradients.append(arguments[which].grad)
-    assert gradients[0].abs().max() > 0
     assert torch.equal(*gradients)
     assert not torch_calls
 
@@ -47,22 +43,9 @@ def test_a_tensor_computed_from_a_parameter_needs_gradients(device, torch_calls)
     weight = torch.nn.Parameter(torch.eye(8))
     with clattn.torch.sdpa(device):
         assert F.scaled_dot_product_attention(q @ weight, k, v).requires_grad
-        assert not torch_calls
         with torch.no_grad():
-            F.scaled_dot_product_attention(q @ weight, k, v)
-    assert torch_calls == [device]
-
-
-def test_dropout_is_torchs(device, torch_calls):
-    """With its random numbers."""
-    q, k, v = tensors()
-    results = []
-    with clattn.torch.sdpa(device):
-        for function in (F.scaled_dot_product_attention, TORCH):
-            torch.manual_seed(5)
-            results.append(function(q, k, v, dropout_p=0.5))
-    assert torch.equal(*results)
-    assert not torch_calls
+            assert not F.scaled_dot_product_attention(q @ weight, k, v).requires_grad
+    assert torch_calls == [device] * 2
 
 
 def batched(function, q, k, v):
