@@ -26,7 +26,8 @@ strip_keys(const ca_device_info *info)
     return info->float_width >= 16 ? WIDE_KEYS : NARROW_KEYS;
 }
 
-/* A work-item adds to the gradients of a key and its value over the same heads, and to those of queries once. */
+/* True if one work-item can own a gradient: those of a key and its value are sums over the same heads, and those of
+   queries are no sums over heads. */
 static bool
 can_own_sums(const ca_attention *attention)
 {
@@ -50,10 +51,7 @@ optional_of_numbers(const ca_attention *attention)
 {
     ca_attention step;
     ca_attention_role roles[CA_OPTIONAL_ROLES];
-    ca_backward_start_step(attention, &(ca_operand){0}, &step);
-    step.operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
-    step.operands[CA_ATTENTION_FORWARD_LSE] = attention->operands[CA_ATTENTION_FORWARD_LSE];
-    step.operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
+    ca_backward_start_numbers(attention, &(ca_operand){0}, &step);
     return ca_attention_optional(&step, roles);
 }
 
@@ -90,15 +88,21 @@ covered(int64_t size, int64_t unit)
     return ca_divide_up(size, unit) * unit;
 }
 
-/* The heads that have keys and values of their own. */
+/* True if heads along leading dimension d share their keys and values. */
+static bool
+share_keys(const ca_attention *attention, int d)
+{
+    return ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
+           ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
+}
+
+/* Returns how many heads have keys and values of their own. */
 static double
 own_heads(const ca_attention *attention)
 {
     double heads = 1;
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
-        heads *= summed ? 1 : (double)attention->batch[d];
+        heads *= share_keys(attention, d) ? 1 : (double)attention->batch[d];
     }
     return heads;
 }
@@ -142,7 +146,7 @@ ca_backward_cpu_divide(const ca_device_info *info, const ca_attention *attention
     return division;
 }
 
-/* Plan a step whose operands are set, of a kernel of `items` work-items. */
+/* Plan a step whose operands are set. The product of `grid` is the number of work-items. */
 static void
 plan_step(const ca_device_info *info, const ca_backward_division *division, uint32_t step,
           int products, const int64_t grid[CA_ATTENTION_GRID_DIMS], ca_launched *launched)
@@ -183,9 +187,7 @@ plan_gradients(const ca_device_info *info, const ca_attention *attention,
         step->operands[roles[n]] = attention->operands[roles[n]];
     }
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = ca_backward_is_summed(step, CA_ATTENTION_GRAD_KEY, d) ||
-                      ca_backward_is_summed(step, CA_ATTENTION_GRAD_VALUE, d);
-        grid[d] = summed ? 1 : attention->batch[d];
+        grid[d] = share_keys(step, d) ? 1 : attention->batch[d];
     }
     plan_step(info, division, CA_BACKWARD_GRADIENTS, 5, grid, launched);
 }
@@ -245,10 +247,7 @@ ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
     }
 
     ca_launched *rows = &steps[count++];
-    ca_backward_start_step(attention, numbers, &rows->attention);
-    rows->attention.operands[CA_ATTENTION_FORWARD] = operands[CA_ATTENTION_OUTPUT];
-    rows->attention.operands[CA_ATTENTION_FORWARD_LSE] = operands[CA_ATTENTION_FORWARD_LSE];
-    rows->attention.operands[CA_ATTENTION_GRAD_LSE] = operands[CA_ATTENTION_GRAD_LSE];
+    ca_backward_start_numbers(attention, numbers, &rows->attention);
     plan_step(info, division, CA_BACKWARD_NUMBERS, 1, by_tiles, rows);
 
     /* Where one step has no room for all operands, each gradient has a step. */

@@ -15,6 +15,16 @@ ca_backward_start_step(const ca_attention *attention, const ca_operand *numbers,
     step->operands[CA_ATTENTION_LSE] = *numbers;
 }
 
+void
+ca_backward_start_numbers(const ca_attention *attention, const ca_operand *numbers,
+                          ca_attention *step)
+{
+    ca_backward_start_step(attention, numbers, step);
+    step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
+    step->operands[CA_ATTENTION_FORWARD_LSE] = attention->operands[CA_ATTENTION_FORWARD_LSE];
+    step->operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
+}
+
 bool
 ca_backward_is_summed(const ca_attention *attention, ca_attention_role role, int d)
 {

@@ -21,7 +21,11 @@ typedef struct {
 void ca_backward_start_step(const ca_attention *attention, const ca_operand *numbers,
                             ca_attention *step);
 
-/* True if the problem asks for this gradient, and the gradient is summed over leading dimension d. */
+/* Make a problem of the step that computes these numbers from what the forward pass gave. */
+void ca_backward_start_numbers(const ca_attention *attention, const ca_operand *numbers,
+                               ca_attention *step);
+
+/* True if the problem asks for the gradient of this role, which is summed over leading dimension d. */
 bool ca_backward_is_summed(const ca_attention *attention, ca_attention_role role, int d);
 
 /* Remove what only scores need. */

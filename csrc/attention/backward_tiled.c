@@ -25,8 +25,8 @@
 #define NUMBERS 3
 #define PLACES  512
 
-/* Best first. The first six are for work-items with many registers, the others for those with few. The last ones
-   of each kind are for devices whose work-groups are small. */
+/* The planner takes the first tiling that fits. The first six are for work-items with many registers, the others
+   for work-items with few. The last tilings of each kind are for devices whose work-groups are small. */
 static const ca_tiling tilings[] = {
     {16, 16, 4, 4, 0, 0, 0}, {32, 8, 4, 2, 0, 0, 0}, {32, 8, 2, 2, 0, 0, 0},
     {8, 8, 4, 4, 0, 0, 0},   {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
@@ -74,16 +74,6 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, ca_tili
 }
 
 /* ---- steps ---- */
-
-static void
-start_numbers(const ca_attention *attention, const ca_operand *numbers, ca_attention *step)
-{
-    ca_backward_start_step(attention, numbers, step);
-    for (ca_attention_role role = CA_ATTENTION_FORWARD_LSE; role <= CA_ATTENTION_GRAD_LSE; role++) {
-        step->operands[role] = attention->operands[role];
-    }
-    step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
-}
 
 /* Plan a step whose operands are set, over `length` rows or keys. Its gradients lack the leading dimensions that
    they are summed over. */
@@ -158,7 +148,7 @@ ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
     ca_tiling t;
     ca_attention step;
     ca_attention_role roles[CA_OPTIONAL_ROLES];
-    start_numbers(attention, &none, &step); /* of all steps it has the most operands */
+    ca_backward_start_numbers(attention, &none, &step); /* of all steps it has the most operands */
     return ca_attention_optional(&step, roles) <= CA_OPTIONAL_VIEWS &&
            choose_tiling(info, attention, &t);
 }
@@ -182,7 +172,7 @@ ca_backward_tiled_plan(const ca_device_info *info, const ca_attention *attention
     int count = 0;
     (void)division;
     (void)sums;
-    start_numbers(attention, numbers, &steps[count].attention);
+    ca_backward_start_numbers(attention, numbers, &steps[count].attention);
     plan_step(info, CA_BACKWARD_NUMBERS, attention->L, 1, &steps[count++]);
     if (ca_attention_has(attention, CA_ATTENTION_GRAD_QUERY)) {
         plan_gradient(info, attention, numbers, CA_ATTENTION_GRAD_QUERY, CA_ATTENTION_GRAD_QUERY,

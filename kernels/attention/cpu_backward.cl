@@ -125,7 +125,8 @@ store_panels(const key_block *block, const realv *panels, __global storage *arra
     return any_lane(odd);
 }
 
-/* Where the sums of a tile's queries lie between the blocks, in part `part`: [row][vectors]. */
+/* Returns where a tile keeps the sums of its query gradients from one block to the next. Each part of the keys has
+   such sums: [row][vectors]. */
 INLINED __global real *
 sums_of_tile(const tile_state *tile, ca_int64 part)
 {

@@ -8,8 +8,8 @@
  *     QUERY    gradient of query              a work-group owns BM rows, and goes over keys in blocks of BN
  *     KEY      gradients of key and value     a work-group owns BM keys, and goes over rows in blocks of BN
  *
- * The last two steps compute scores and weights anew. So no two work-groups add to a number, a result has the
- * same bits each time, and nothing is kept but the numbers of rows. Of a block and the tile that a work-group
+ * Each result has one work-group, which computes all scores and weights that it needs. So a result has the
+ * same bits each time, and memory keeps nothing but the numbers of rows. Of a block and the tile that a work-group
  * owns it computes
  *
  *     product[own][other]     = dot(query, key)               a score is made of it, and a weight

@@ -69,7 +69,7 @@ def together(comm: Any) -> Iterator[None]:
     except BaseException as caught:
         fault = caught
     failed, any_failed = np.array([fault is not None]), np.empty(1, bool)
-    # A call that waits for the slowest rank would keep a core busy.
+    # A blocking Allreduce keeps a core busy until the slowest rank has called it.
     _wait([comm.Iallreduce(failed, any_failed, MPI.LOR)])
     if not any_failed:
         return

@@ -57,8 +57,8 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
-    # By device: the seconds of another call of clattn's that the row stands beside; of a row of
-    # training its backward pass alone.
+    # Seconds by device: of the call of clattn that the row is compared with, or, in a row of
+    # training, of the backward pass alone.
     beside: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:
