@@ -2,6 +2,7 @@
 #include "attention/launch.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "attention/describe.h"
@@ -166,6 +167,13 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
     return status != CA_OK
                ? status
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
+}
+
+static ca_span
+span_of_partial(ca_storage *partial)
+{
+    ca_block *block = ca_storage_block(partial);
+    return (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
 }
 
 /* Start a launch whose steps have `mark`. */
@@ -343,9 +351,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         CA_TRY(add_step(device, &m, attention, plan, &merge, limits, error));
         CA_TRY(ca_launch_check(device, &m.launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
-        ca_block *block = ca_storage_block(partial);
-        m.spans[PARTIAL] =
-            (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
+        m.spans[PARTIAL] = span_of_partial(partial);
     }
     if (scored != attention) {
         CA_TRY(add_scores(device, &m, attention, plan->variant, limits, error));
@@ -374,6 +380,58 @@ done:
     return status;
 }
 
+/* Add a kernel that a caller has planned. */
+static ca_status
+add_launched(ca_device *device, making *m, const ca_launched *launched, ca_plan_limits *limits,
+             ca_error *error)
+{
+    const ca_attention_plan *plan = &launched->plan;
+    double work = launched->work > 0
+                      ? launched->work
+                      : launched->products * work_of(&launched->attention, SCORE_COLUMNS);
+    const planned_step step = {.spec = &plan->spec,
+                               .grid = plan->grid,
+                               .local_size = plan->local_size,
+                               .any_local_size = plan->any_local_size,
+                               .flags = launched->flags,
+                               .work = work};
+    return add_step(device, m, &launched->attention, plan, &step,
+                    limits != NULL ? limits : &(ca_plan_limits){0}, error);
+}
+
+ca_status
+ca_attention_launch_ragged(ca_device *device, const ca_attention *whole, const ca_launched *steps,
+                           int count, ca_storage *partial, ca_error *error)
+{
+    ca_status status = CA_OK;
+    char sizes[192];
+    bool left;
+    double work = 0;
+    bool redoes = false;
+    making m;
+    ca_mark mark;
+    ca_span marks;
+    CA_TRY(ca_mark_take(device, &mark, &marks, error));
+    start(&m, whole, mark, marks, &left);
+    write_sizes(whole, sizes, sizeof sizes);
+    m.launch.sizes = sizes;
+    for (int n = 0; n < count; n++) {
+        work += steps[n].work > 0 ? steps[n].work : INFINITY;
+        redoes = redoes || steps[n].plan.redoes;
+        CA_TRY(add_launched(device, &m, &steps[n], NULL, error));
+    }
+    m.launch.small = work < SMALL_WORK;
+    if (partial != NULL) {
+        m.spans[PARTIAL] = span_of_partial(partial);
+    }
+    CA_TRY(ca_launch_run(device, &m.launch, error));
+    if (redoes) {
+        CA_TRY(redo(device, whole, &m, error));
+    }
+done:
+    return status;
+}
+
 ca_status
 ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
                         ca_plan_limits *limits, bool *redoes, ca_error *error)
@@ -392,17 +450,8 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
     m.launch.sizes = sizes;
     bool adds = false;
     for (int n = 0; n < count; n++) {
-        const ca_attention_plan *plan = &steps[n].plan;
         adds = adds || steps[n].adds;
-        const planned_step step = {.spec = &plan->spec,
-                                   .grid = plan->grid,
-                                   .local_size = plan->local_size,
-                                   .any_local_size = plan->any_local_size,
-                                   .flags = steps[n].flags,
-                                   .work = steps[n].products *
-                                           work_of(&steps[n].attention, SCORE_COLUMNS)};
-        CA_TRY(add_step(device, &m, &steps[n].attention, plan, &step,
-                        limits != NULL ? limits : &(ca_plan_limits){0}, error));
+        CA_TRY(add_launched(device, &m, &steps[n], limits, error));
     }
     for (int n = 0; adds && n < m.launch.nspans; n++) {
         if (m.spans[n].access == CA_ACCESS_WRITE) {

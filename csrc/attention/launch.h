@@ -8,8 +8,9 @@
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/forced.h" /* ca_forced */
-#include "opencl/info.h"   /* ca_device */
+#include "opencl/forced.h"  /* ca_forced */
+#include "opencl/info.h"    /* ca_device */
+#include "opencl/storage.h" /* ca_storage */
 
 /* Build the plan's kernels and launch them on a prepared device; wait, except for results that the
    device holds (ca_launch_run). CA_ERROR_KERNEL where the driver cannot build, create or enqueue a
@@ -30,6 +31,7 @@ typedef struct {
     int products; /* of queries and keys, for each score. One of the reference counts CA_REFERENCE_TIMES */
     bool adds;      /* to what stands in its result */
     uint32_t flags; /* of the params, beside those of the call */
+    double work;    /* 0: that of its products for each pair of a row and a key */
 } ca_launched;
 
 /* The reference kernel takes so many times as long as the others. */
@@ -40,6 +42,12 @@ typedef struct {
    NULL. */
 ca_status ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
                                   ca_plan_limits *limits, bool *redoes, ca_error *error);
+
+/* Launch the steps of a ragged problem likewise, and the kernel that computes rows of `whole` again. Results that
+   the device holds may be left pending. `partial` holds the rows of splits, or is NULL. */
+ca_status ca_attention_launch_ragged(ca_device *device, const ca_attention *whole,
+                                     const ca_launched *steps, int count, ca_storage *partial,
+                                     ca_error *error);
 
 /* As ca_attention_launch. If the kernels allow less than the plan asks for, plan the variant again within their
    limits. */

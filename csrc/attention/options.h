@@ -27,6 +27,8 @@ int ca_attention_optional(const ca_attention *attention,
      CA_USES(SINKS) | CA_USES(OFFSETS) | CA_USES(BLOCKS) | CA_USES(NUMBERS) | CA_USES(TABLE0) |    \
      CA_USES(TABLE1) | CA_USES(TABLE2) | CA_USES(TABLE3))
 
+#define CA_RAGGED_OPTIONS CA_USES(SEQUENCES)
+
 #define CA_PAST_OPTIONS (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE))
 
 #endif

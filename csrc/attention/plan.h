@@ -33,6 +33,7 @@ typedef struct {
     bool any_local_size;                  /* the kernel works in smaller groups, too */
     int64_t heads;                        /* query heads of one work-item, which share keys */
     int64_t tiles;                        /* of a work-item; see the params */
+    int64_t rows; /* of the heads that share keys, of a work-item or work-group, at most */
     ca_cpu_plan cpu;
     uint32_t gradient; /* of a step of the backward pass, see the params; else 0 */
     int arrays;        /* optional operands that the program takes */

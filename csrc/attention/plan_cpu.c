@@ -236,6 +236,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     plan->cpu.key_heads = heads;
     plan->grid[2] /= heads;
     plan->tiles = together && most > heads ? balanced_tiles(info, plan, tiles, most / heads) : 1;
+    plan->rows = plan->tiles * tile_rows;
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
 }
 
@@ -297,7 +298,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
-    bool readable = !info->items_are_lanes;
+    bool readable = !info->items_are_lanes && !ca_attention_has_pages(attention);
     plan->cpu.keys_are_far = ca_attention_keys_exceed(attention, rows < NEAR_ROWS, NEAR_BYTES);
     uint32_t fetches = ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
     plan->cpu.fetches = plan->cpu.keys_are_far ? fetches : 0;
@@ -338,7 +339,7 @@ const ca_variant ca_variant_cpu = {
     .scores = "attention_cpu_scores",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_USES(DROPOUT),
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };
@@ -372,7 +373,7 @@ const ca_variant ca_variant_pairs = {
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_USES(DROPOUT),
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",
     .fast = CA_FAST_ON_CPUS,
@@ -410,7 +411,7 @@ const ca_variant ca_variant_amx = {
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_USES(DROPOUT),
     .can_run = amx_can_run,
     .of_device = "with AMX",
     .fast = CA_FAST_ON_CPUS,

@@ -151,7 +151,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int shared = far || (many && rows > ROWS_BOUND_BY_MEMORY) ? adjoining : -1;
     plan->cpu.keys_are_far = far || shared >= 0;
     plan->cpu.fetches = what_to_fetch(info, attention, few, plan->cpu.keys_are_far);
-    plan->grid[3] = ca_divide_up(rows, together * SHARES);
+    plan->rows = together * SHARES;
+    plan->grid[3] = ca_divide_up(rows, plan->rows);
     if (shared >= 0 && rows <= together * SHARES) {
         plan->cpu.key_heads = SHARES / ca_divide_up(rows, together);
         while (plan->grid[shared] % plan->cpu.key_heads != 0) {
@@ -195,7 +196,7 @@ const ca_variant ca_variant_decode_cpu = {
     .word = "decode_cpu",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS,
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",
     .fast = CA_FAST_ON_CPUS,

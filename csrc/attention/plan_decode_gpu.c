@@ -220,6 +220,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     tile t = choose_tile(info, attention, rows);
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
+    plan->rows = t.rows;
     plan->grid[3] = ca_divide_up(rows, t.rows);
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_decode_gpu, knobs_of_decode_gpu);
     int64_t splits = choose_splits(info, attention, ca_plan_items(plan));
@@ -242,7 +243,7 @@ const ca_variant ca_variant_decode_gpu = {
     .word = "decode_gpu",
     .max_head = 512,
     .max_value_head = 512,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS,
     .group = FEWEST_GROUP,
     .local_memory = LOCAL_BYTES + (1 << 10),
     .fast = CA_FAST_ON_GPUS,

@@ -154,7 +154,8 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attenti
     (void)choose_tiling(info, attention, &t);
     int64_t threads = t.TX * t.TY;
     ca_plan_begin(plan, attention, "attention_tiled", (size_t)threads);
-    plan->grid[3] = ca_divide_up(attention->L, t.TY * t.MI);
+    plan->rows = t.TY * t.MI;
+    plan->grid[3] = ca_divide_up(attention->L, plan->rows);
     plan->grid[4] = threads;
     ca_plan_define_sizes(plan, attention);
     ca_tiling_define(&t, info, &plan->spec);
@@ -167,7 +168,7 @@ const ca_variant ca_variant_tiled = {
     .scores = "attention_tiled_scores",
     .max_head = CA_TILING_HEAD,
     .max_value_head = CA_TILING_HEAD,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_USES(DROPOUT),
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",

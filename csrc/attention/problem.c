@@ -52,6 +52,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->repeated = 0;
     attention->call = "attention";
     attention->inputs = attention->scored = NULL;
+    attention->sequences = NULL;
 }
 
 /* ---- folding ---- */
@@ -198,6 +199,18 @@ separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OP
     return count;
 }
 
+/* A sequence has fewer keys than there are, or keys in several pages. */
+static void
+set_keys_of_sequences(ca_attention *attention)
+{
+    const ca_sequences *sequences = attention->sequences;
+    attention->S = attention->T = sequences->most_keys;
+    if (sequences->page_size > 0) {
+        attention->operands[CA_ATTENTION_KEY].memory = ca_tensor_memory(sequences->key_pages);
+        attention->operands[CA_ATTENTION_VALUE].memory = ca_tensor_memory(sequences->value_pages);
+    }
+}
+
 int64_t
 ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int64_t index)
 {
@@ -230,6 +243,9 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     attention->Ev = operands[CA_ATTENTION_VALUE].columns;
     attention->P = operands[CA_ATTENTION_PAST_KEY].rows;
     attention->T = attention->P + attention->S;
+    if (attention->sequences != NULL) {
+        set_keys_of_sequences(attention);
+    }
     attention->first_row =
         index * attention->batch[0] * attention->batch[1] * attention->batch[2] * attention->L;
     return count;
@@ -279,6 +295,12 @@ ca_attention_extent(const ca_attention *attention, ca_attention_role role)
 }
 
 /* ---- questions that plans ask ---- */
+
+bool
+ca_attention_has_pages(const ca_attention *attention)
+{
+    return attention->sequences != NULL && attention->sequences->page_size > 0;
+}
 
 bool
 ca_attention_has(const ca_attention *attention, ca_attention_role role)

@@ -48,6 +48,26 @@ typedef enum {
     CA_SCORES_WEIGHTS,  /* after the softmax; zeros in an empty row */
 } ca_scores_stage;
 
+/* The sequences of a ragged problem. Rows of the query are those of all sequences, and so are the keys, unless
+   they lie in pages. */
+typedef struct {
+    int64_t count;
+    const int64_t *rows;    /* count + 1: rows[b] … rows[b + 1] - 1 are those of sequence b */
+    const int64_t *keys;    /* count: its first key; with pages, where its own begin in `pages` */
+    const int64_t *lengths; /* count: its keys */
+    int64_t left;      /* a window: row i of a sequence stands at key i + its keys - its rows. */
+    int64_t right;     /* CA_BAND_UNBOUNDED: no bound */
+    bool causal;       /* row i sees no key after key i */
+    int64_t page_size; /* keys of a page; 0: there are no pages */
+    const int64_t *pages;
+    int64_t page_count;         /* of `pages` */
+    int64_t key_page;           /* elements from a page of `key` to the next, */
+    int64_t value_page;         /* and of `value` */
+    const ca_tensor *key_pages; /* all pages; the operands are views of the first one */
+    const ca_tensor *value_pages;
+    int64_t most_keys; /* of a sequence */
+} ca_sequences;
+
 /* The keys are the past ones followed by the new ones: T = P + S. All operands have the
    leading dimensions `batch`, and broadcast to them by strides of 0; the present ones
    only in the last one, where query heads share them. Masks and biases of one row or
@@ -98,7 +118,8 @@ typedef struct ca_attention {
     ca_scores_stage stage;
     uint64_t
         repeated; /* a bit for each role: an earlier problem of the call has these elements, too */
-    const char *call; /* the function that the user called, for messages */
+    const char *call;              /* the function that the user called, for messages */
+    const ca_sequences *sequences; /* NULL: the problem is not ragged */
     /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
     const struct ca_attention *inputs;
     /* The same problem with the scores that a kernel behind writes, on the way to a launch; NULL: none. */
@@ -133,6 +154,9 @@ void ca_attention_remove(ca_attention *attention, ca_attention_role role);
 ca_extent ca_attention_extent(const ca_attention *attention, ca_attention_role role);
 
 /* ---- questions that plans ask ---- */
+
+/* Do keys lie in pages? */
+bool ca_attention_has_pages(const ca_attention *attention);
 
 bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
 

@@ -8,6 +8,7 @@
 #include "attention/inputs.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
+#include "attention/ragged.h"
 #include "attention/trial.h"
 #include "attention/variants.h"
 #include "opencl/prepare.h"
@@ -148,11 +149,9 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Find out whether the device has instructions for bfloat16, if the query has this dtype. Where pairs are
-   slower than floats, the function asks for pairs only if a variant is forced. */
-static ca_status
-find_instructions(ca_device *device, const ca_forced *forced, const ca_attention *attention,
-                  ca_error *error)
+ca_status
+ca_attention_find_instructions(ca_device *device, const ca_forced *forced,
+                               const ca_attention *attention, ca_error *error)
 {
     ca_status status = CA_OK;
     if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
@@ -205,7 +204,7 @@ launch_best(ca_device *device, const ca_forced *forced, const ca_attention *atte
     bool again = true;
     bool scored;
     uint32_t passed_over = forced->left_out;
-    CA_TRY(find_instructions(device, forced, attention, error));
+    CA_TRY(ca_attention_find_instructions(device, forced, attention, error));
     CA_TRY(ca_device_prepare(device, error));
     passed_over |= ca_attention_wrong(device, attention);
     while (again) {
@@ -298,18 +297,21 @@ ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *atten
 {
     const ca_device_info *info = ca_device_get_info(device);
     bool backward = ca_attention_has_gradients(attention);
+    bool ragged = attention->sequences != NULL;
     int d = dimension_to_halve(attention);
     int64_t size = d < CA_BATCH_DIMS ? attention->batch[d] : attention->L;
     bool held = true;
     for (int role = 0; role < OPERANDS; role++) {
         held = held && !ca_exceeds_device(info, &attention->operands[role].memory, 1);
     }
-    if (held || size <= 1 || backward) { /* a gradient is a sum over what halves would divide */
+    /* A gradient is a sum over what halves would divide, and a sequence may lie in both halves. */
+    if (held || size <= 1 || backward || ragged) {
         if (info->memory != CA_MEMORY_SVM) {
             join_inputs(info, attention);
         }
-        return backward ? ca_attention_run_backward(device, forced, attention, error)
-                        : launch_whole(device, forced, attention, error);
+        return ragged     ? ca_attention_run_ragged(device, forced, attention, error)
+               : backward ? ca_attention_run_backward(device, forced, attention, error)
+                          : launch_whole(device, forced, attention, error);
     }
     ca_attention half = *attention;
     ca_attention_take(&half, d, 0, size / 2);

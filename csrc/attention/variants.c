@@ -332,6 +332,18 @@ done:
     return status;
 }
 
+ca_status
+ca_attention_choose(const ca_device_info *info, const ca_forced *forced,
+                    const ca_attention *attention, int *row, ca_error *error)
+{
+    size_t found = 0;
+    ca_device_info limited;
+    ca_forced_limit(forced, info, &limited);
+    ca_status status = choose(&limited, forced, attention, &found, error);
+    *row = (int)found;
+    return status;
+}
+
 bool
 ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
                          const ca_attention *attention, const ca_plan_limits *limits,

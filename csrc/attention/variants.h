@@ -96,6 +96,10 @@ ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *fo
                                  const ca_attention *attention, ca_attention_plan *plan,
                                  ca_error *error);
 
+/* Choose that variant, without a plan: *row becomes its row in the table. */
+ca_status ca_attention_choose(const ca_device_info *info, const ca_forced *forced,
+                              const ca_attention *attention, int *row, ca_error *error);
+
 /* Plan the problem again by the variant plan->variant, within limits of its kernels. False if the
    variant has no plan within them. */
 bool ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,

@@ -27,6 +27,7 @@ ca_torch_sdpa_init(ca_torch_sdpa *call)
     call->seed = 0;
     call->returns_weights = false;
     call->mods = NULL;
+    call->sequences = NULL;
     for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; t++) {
         ca_tensor_set_absent(tensors[t]);
     }
@@ -454,6 +455,7 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     }
 
     attention->stage = CA_SCORES_WEIGHTS;
+    attention->sequences = call->sequences;
 
     int64_t shift =
         ca_door_add_places(call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0, call->position);

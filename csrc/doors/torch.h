@@ -48,8 +48,9 @@ typedef struct {
     double dropout;       /* 0 … 1 */
     uint64_t seed;
     bool returns_weights;
-    ca_mods *mods;    /* NULL: none; the door sets the numbers of the call */
-    ca_blocks blocks; /* of a mask that mods have; entries absent: none */
+    ca_mods *mods;                 /* NULL: none; the door sets the numbers of the call */
+    ca_blocks blocks;              /* of a mask that mods have; entries absent: none */
+    const ca_sequences *sequences; /* of packed rows and keys; NULL: none */
 } ca_torch_sdpa;
 
 /* Start a call without arrays, options and results beside the output. */

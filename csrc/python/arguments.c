@@ -70,6 +70,7 @@ ca_py_arguments_init(ca_state *state)
     static const char *const *const texts[CA_PY_FUNCTIONS] = {
         [CA_PY_SDPA] = ca_py_sdpa_arguments,
         [CA_PY_SDPA_BACKWARD] = ca_py_backward_arguments,
+        [CA_PY_VARLEN] = ca_py_varlen_arguments,
         [CA_PY_CACHE_ATTEND] = ca_py_cache_attend_arguments,
         [CA_PY_ONNX] = ca_py_onnx_arguments,
         [CA_PY_OPENVINO] = ca_py_openvino_arguments,

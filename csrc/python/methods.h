@@ -21,6 +21,7 @@ extern PyMethodDef ca_py_device_methods[];   /* python/device.c */
 extern PyMethodDef ca_py_memory_methods[];   /* python/memory.c */
 extern PyMethodDef ca_py_torch_methods[];    /* python/torch.c */
 extern PyMethodDef ca_py_backward_methods[]; /* python/backward.c */
+extern PyMethodDef ca_py_varlen_methods[];   /* python/varlen.c */
 extern PyMethodDef ca_py_diagonal_methods[]; /* python/diagonal.c */
 extern PyMethodDef ca_py_onnx_methods[];     /* python/onnx.c */
 extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
@@ -34,6 +35,7 @@ extern PyMethodDef ca_py_pyopencl_methods[]; /* python/pyopencl.c */
 /* The arguments of functions that take them by name, as texts; see python/arguments.h. */
 extern const char *const ca_py_sdpa_arguments[];         /* python/torch.c */
 extern const char *const ca_py_backward_arguments[];     /* python/backward.c */
+extern const char *const ca_py_varlen_arguments[];       /* python/varlen.c */
 extern const char *const ca_py_cache_attend_arguments[]; /* python/cache.c */
 extern const char *const ca_py_onnx_arguments[];         /* python/onnx.c */
 extern const char *const ca_py_openvino_arguments[];     /* python/openvino.c */

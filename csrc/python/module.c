@@ -73,6 +73,7 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_tuning_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_torch_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_backward_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_varlen_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_mods_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_trials_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_pyopencl_methods) < 0 ||

@@ -35,6 +35,7 @@ typedef enum {
 typedef enum {
     CA_PY_SDPA,
     CA_PY_SDPA_BACKWARD,
+    CA_PY_VARLEN,
     CA_PY_CACHE_ATTEND,
     CA_PY_ONNX,
     CA_PY_OPENVINO,

@@ -274,6 +274,11 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
             return false;
         }
     }
+    const ca_sequences *sequences = sdpa->sequences;
+    if (sequences != NULL && sequences->page_size > 0 &&
+        (overlaps(tensor, sequences->key_pages) || overlaps(tensor, sequences->value_pages))) {
+        return false;
+    }
     for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
         if (overlaps(tensor, &sdpa->mods->tables[t])) {
             return false;

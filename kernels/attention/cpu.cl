@@ -127,9 +127,9 @@ typedef struct {
 /* Starts a tile and its sums. `memory` receives the tile's queries and result. */
 INLINED void
 start_sums(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
-           realv *memory)
+           ca_int64 end_row, realv *memory)
 {
-    start_tile(&sums->tile, call, linear, first_row);
+    start_tile(&sums->tile, call, linear, first_row, end_row);
     sums->queries = (termv *)memory;
     sums->result = memory + ROW_TERMS(call->params->E) * NV;
     sums->has_result = false;
@@ -201,7 +201,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     PLAIN_FOR (ca_int64 j0 = start; j0 < end && !is_stopped(call); j0 += keys) {
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
-        keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
+        keys = (int)min((ca_int64)most, min(end - j0, keys_together(params, &first_run)));
         is_last = j0 + keys == end;
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
@@ -216,9 +216,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                 }
                 if (attended.any) {
                     if ((started >> h & 1) == 0) {
-                        key_run run;
-                        find_key_run(&run, call, sums->tile.batch, j0);
-                        start_block(&blocks[h], params, &run, j0, keys, packed + h * packed_terms);
+                        start_block(&blocks[h], call, sums->tile.batch, j0, keys,
+                                    packed + h * packed_terms);
                         started |= 1u << h;
                     }
                     attend_block(sums, &blocks[h], &attended, weights);
@@ -240,7 +239,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     const ca_attention_params *params = call->params;
     const int heads = HEADS_OF_ITEM(params);
     item_rows rows;
-    find_rows_of_item(&rows, params, number);
+    find_rows_of_item(&rows, call, number);
 
     item_state item;
     realv memory[MEMORY_VECTORS];
@@ -258,7 +257,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     PLAIN_FOR (int n = 0; n < count; n++) {
         const int h = n / item.count;
         start_sums(&item.tiles[n], call, rows.head + h * params->heads,
-                   rows.first + (n - h * item.count) * BM, memory + n * size);
+                   rows.first + (n - h * item.count) * BM, rows.end, memory + n * size);
     }
     const tile_state *first = &item.tiles[0].tile;
     const tile_state *last = &item.tiles[item.count - 1].tile;

@@ -210,7 +210,7 @@ add_head(gradient_tile *of, const key_share *share, const key_block *block, ca_i
     PLAIN_FOR (ca_int64 i = 0; i < params->L && !is_stopped(call); i += BM) {
         tile_state *tile = &of->tile;
         attended_keys attended;
-        start_tile(tile, call, head, i);
+        start_tile(tile, call, head, i, params->L);
         of->excluding |= tile->excluding;
         find_attended(&attended, memory->added, tile, block->j0, block->keys);
         const bool any = attended.any && attended.first < attended.end;

@@ -87,7 +87,7 @@ write_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
     item_rows rows;
-    find_rows_of_item(&rows, params, number);
+    find_rows_of_item(&rows, call, number);
 
     realv memory[MEMORY_VECTORS];
     realv added[MAX_KEYS * NV];
@@ -99,7 +99,7 @@ write_tiles(const attention_call *call, ca_int64 number)
     of.packed = packed;
     PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params); h++) {
         PLAIN_FOR (ca_int64 row = rows.first; row < rows.end; row += BM) {
-            start_tile(&of.tile, call, rows.head + h * params->heads, row);
+            start_tile(&of.tile, call, rows.head + h * params->heads, row, rows.end);
             write_tile(&of, written);
         }
     }

@@ -64,6 +64,27 @@ typedef struct {
 
 /* --- a block of keys -------------------------------------------------------------- */
 
+/* The keys of a block, of one key head: those of a run, and of the runs behind it, which have its strides. */
+typedef struct {
+    const attention_call *call;
+    const ca_int64 *batch;
+    ca_int64 j0; /* the block's first key */
+    key_run run;
+    int first; /* the run's first key, counted from j0 */
+} block_runs;
+
+/* Goes to the run of key k of a block. Returns how many of its keys, `left` at most, follow from k on. */
+INLINED int
+go_to_key(block_runs *runs, int k, int left)
+{
+    if (USES(runs->call->params, SEQUENCES) &&
+        (k < runs->first || k - runs->first >= runs->run.count)) {
+        find_key_run(&runs->run, runs->call, runs->batch, runs->j0 + k);
+        runs->first = k;
+    }
+    return (int)min((ca_int64)left, runs->run.count - (k - runs->first));
+}
+
 /* queries[n * RT] = vector n of a row, scaled. Columns that the last vector shares with
    the vector before are 0 in the last vector. */
 INLINED void
@@ -117,13 +138,13 @@ DEFINE_ADD_PRODUCTS(add_products_of_eight, 8)
 DEFINE_ADD_PRODUCTS(add_products_of_four, 4)
 DEFINE_ADD_PRODUCTS(add_products_of_one, 1)
 
-/* scores[r][k] = the product of row r and key k, for keys first … keys - 1 of a run, filled up to
-   whole vectors by 0. */
+/* scores[r][k] = the product of row r and key k, for keys first … keys - 1 of a block, filled up to
+   whole vectors by 0. `first` is a multiple of LANES. */
 CALLED void
-score_keys(const ca_attention_params *params, const key_run *run, int first, int keys,
-           const realv *queries, realv *scores)
+score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *scores)
 {
-    const ca_int64 stride = run->key_strides.row;
+    const ca_attention_params *params = runs->call->params;
+    const ca_int64 stride = runs->run.key_strides.row;
     const int E = (int)params->E;
     const row_stream stream = find_stream(params, stride, E, sizeof(storage));
     const int whole = E / LANES;
@@ -133,26 +154,31 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
     const intv own = lane_indices() >= (realv)(real)(LANES - E % LANES);
     PLAIN_FOR (int k0 = first; k0 < keys; k0 += LANES) {
         realv products[RT * LANES];
-        __global const storage *key = run->key + k0 * stride;
         const int present = min(LANES, keys - k0);
         if (present < LANES) {
             PLAIN_FOR (int n = 0; n < RT * LANES; n++) {
                 products[n] = (realv)REAL(0.0);
             }
         }
-        int n = 0;
-        PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, &stream, present, queries + n * RT,
-                                  all, n == 0);
-        }
-        if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, &stream, present, queries + n * RT, all,
-                                 n == 0);
-            n += 4;
-        }
-        PLAIN_FOR (; n < VECTORS_OF(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), &stream, present, queries + n * RT,
-                                n < whole ? all : own, n == 0);
+        int count;
+        PLAIN_FOR (int k = 0; k < present; k += count) {
+            count = go_to_key(runs, k0 + k, present - k);
+            __global const storage *key = runs->run.key + (k0 + k - runs->first) * stride;
+            realv *of_keys = products + k;
+            int n = 0;
+            PLAIN_FOR (; n + 8 <= whole; n += 8) {
+                add_products_of_eight(of_keys, key + n * LANES, &stream, count, queries + n * RT,
+                                      all, n == 0);
+            }
+            if (n + 4 <= whole) {
+                add_products_of_four(of_keys, key + n * LANES, &stream, count, queries + n * RT,
+                                     all, n == 0);
+                n += 4;
+            }
+            PLAIN_FOR (; n < VECTORS_OF(E); n++) {
+                add_products_of_one(of_keys, key + COLUMN(n, E), &stream, count, queries + n * RT,
+                                    n < whole ? all : own, n == 0);
+            }
         }
         PLAIN_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
@@ -251,24 +277,29 @@ scale_result(realv *result, const realv *decay, int Ev)
     }
 }
 
-/* result[r] += sum_j weights[r][j] * value[j], for keys first … first + keys - 1 of a run */
+/* result[r] += sum_j weights[r][j] * value[j], for keys first … end - 1 of a block */
 INLINED void
-add_values(const ca_attention_params *params, realv *result, const realv *weights,
-           const key_run *run, int first, int keys)
+add_values(block_runs *runs, realv *result, const realv *weights, int first, int end)
 {
+    const ca_attention_params *params = runs->call->params;
     const int Ev = (int)params->Ev;
-    const ca_int64 stride = run->value_strides.row;
+    const ca_int64 stride = runs->run.value_strides.row;
     const row_stream stream = find_stream(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
-    const real *weight = (const real *)weights + first;
-    __global const value_storage *from = run->value + first * stride;
-    int n = 0;
-    PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, &stream, keys, Ev - LANES - n * LANES);
-    }
-    if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, &stream, keys,
-                       Ev - LANES - n * LANES);
+    int keys;
+    PLAIN_FOR (int k = first; k < end; k += keys) {
+        keys = go_to_key(runs, k, end - k);
+        const real *weight = (const real *)weights + k;
+        __global const value_storage *from = runs->run.value + (k - runs->first) * stride;
+        int n = 0;
+        PLAIN_FOR (; n + PASS <= slots; n += PASS) {
+            add_pass(result + n * RT, weight, from + n * LANES, &stream, keys,
+                     Ev - LANES - n * LANES);
+        }
+        if (n < slots) {
+            add_short_pass(result + n * RT, weight, from + n * LANES, &stream, keys,
+                           Ev - LANES - n * LANES);
+        }
     }
 }
 
@@ -365,7 +396,7 @@ typedef struct {
     realv *result;  /* [count][RT][slots of Ev] */
 } decode_tiles;
 
-/* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
+/* All tiles attend to keys j0 … j0 + keys - 1. `run` begins at key j0 of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
    a few keys, and where columns need several passes, a pass takes a few values. */
 OUTER void
@@ -378,21 +409,26 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const int keys_at_once = params->key_heads > 1 ? LANES : BN;
     const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
-    key_run runs[TILES];
+    block_runs runs[TILES];
     int attending = 0; /* tiles that attend to a key of the block */
     int numbers[TILES];
     PLAIN_FOR (int t = 0; t < tiles->count; t++) {
         if (!skips_block(call, j0, keys, tiles->rows + t * RT)) {
-            runs[attending] = *run;
+            block_runs *of_tile = &runs[attending];
+            of_tile->call = call;
+            of_tile->batch = tiles->rows[t * RT].batch;
+            of_tile->j0 = j0;
+            of_tile->first = 0;
+            of_tile->run = *run;
             if (params->key_heads > 1) {
-                find_key_run(&runs[attending], call, tiles->rows[t * RT].batch, j0);
+                find_key_run(&of_tile->run, call, of_tile->batch, j0);
             }
             numbers[attending++] = t;
         }
     }
     PLAIN_FOR (int k = 0; k < keys; k += keys_at_once) {
         PLAIN_FOR (int n = 0; n < attending; n++) {
-            score_keys(params, &runs[n], k, min(keys, k + keys_at_once),
+            score_keys(&runs[n], k, min(keys, k + keys_at_once),
                        tiles->queries + numbers[n] * RT * vectors, scores + n * RT * (BN / LANES));
         }
     }
@@ -408,8 +444,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     }
     PLAIN_FOR (int j = 0; j < keys; j += values_at_once) {
         PLAIN_FOR (int n = 0; n < attending; n++) {
-            add_values(params, tiles->result + numbers[n] * RT * slots,
-                       scores + n * RT * (BN / LANES), &runs[n], j, min(values_at_once, keys - j));
+            add_values(&runs[n], tiles->result + numbers[n] * RT * slots,
+                       scores + n * RT * (BN / LANES), j, min(keys, j + values_at_once));
         }
     }
 }
@@ -421,7 +457,7 @@ start_row(decode_row *row, realv *queries, const attention_call *call, const spl
           int r)
 {
     const ca_attention_params *params = call->params;
-    row->i = row_of_share(params, share, r, row->batch);
+    row->i = row_of_share(share, r, row->batch);
     const batch_sequence sequence = sequence_of(call, row->batch);
     row->bounds = count_from(bounds_of(&sequence), row->i, 0);
     row->first = max((ca_int64)0, row->i + sequence.lower);
@@ -439,7 +475,7 @@ start_row(decode_row *row, realv *queries, const attention_call *call, const spl
    the sums of the tile's rows. */
 SMALL void
 end_row(const attention_call *call, const decode_row *row, const realv *result, int r,
-        ca_int64 split)
+        const split_share *share)
 {
     const ca_attention_params *params = call->params;
     const int Ev = (int)params->Ev;
@@ -448,8 +484,8 @@ end_row(const attention_call *call, const decode_row *row, const realv *result, 
     PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
         of_row[n] = result[slot_of(r, n, Ev)];
     }
-    if (params->splits > 1) {
-        store_partial(partial_row(call, row->batch, row->i, split, PARTIAL_SIZE(Ev)), of_row,
+    if (share->splits > 1) {
+        store_partial(partial_row(call, row->batch, row->i, share->split, PARTIAL_SIZE(Ev)), of_row,
                       row->highest, sum, Ev);
     } else {
         finish_row(call, row->batch, row->i, of_row, row->highest, sum);
@@ -463,16 +499,17 @@ merge_row(const attention_call *call, ca_int64 index)
     const ca_attention_params *params = call->params;
     const int Ev = (int)params->Ev;
     ca_int64 batch[CA_BATCH_DIMS];
-    const ca_int64 i = row_of_index(params, index, batch);
+    const ca_int64 i = merged_row(call, index, batch);
+    const ca_int64 splits = splits_of(call, batch);
 
     real highest = -INFINITY;
-    PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
+    PLAIN_FOR (ca_int64 split = 0; split < splits; split++) {
         highest = max(highest, partial_row(call, batch, i, split, PARTIAL_SIZE(Ev))[Ev]);
     }
     const real base = base_of(highest);
     realv result[VECTORS_OF(CA_CPU_HEAD_SIZE)] = {(realv)REAL(0.0)};
     real sum = REAL(0.0);
-    PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
+    PLAIN_FOR (ca_int64 split = 0; split < splits; split++) {
         __global const real *row = partial_row(call, batch, i, split, PARTIAL_SIZE(Ev));
         const realv factor = weight_of(params, (realv)(row[Ev] - base));
         sum += row[Ev + 1] * FIRST_LANE(factor);
@@ -491,7 +528,7 @@ attend_share(const attention_call *call, ca_int64 item)
     const ca_attention_params *params = call->params;
     const int heads = (int)params->key_heads;
     split_share mine;
-    find_share(&mine, params, item, 0, ROWS);
+    find_share(&mine, call, item, 0, ROWS);
     const int tiles_of_head = (mine.count + RT - 1) / RT;
     const int rows_of_head = tiles_of_head * RT;
     const int tiles = heads * tiles_of_head;
@@ -504,7 +541,7 @@ attend_share(const attention_call *call, ca_int64 item)
     ca_int64 last = -1;
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
         if (r > 0 && r % rows_of_head == 0) {
-            find_share(&mine, params, item, r / rows_of_head, ROWS);
+            find_share(&mine, call, item, r / rows_of_head, ROWS);
         }
         start_row(&rows[r], queries + r / RT * RT * E_vectors + r % RT, call, &mine,
                   r % rows_of_head);
@@ -514,19 +551,22 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const key_range keys = part_of_keys(first, last, mine.split, params->splits);
+    const key_range keys = part_of_keys(first, last, mine.split, mine.splits);
     const decode_tiles all = {tiles, rows, queries, result};
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         key_run run;
         find_key_run(&run, call, mine.batch, j0);
-        count = (int)min((ca_int64)(params->block_keys), min(keys.end - j0, run.count));
+        count = (int)min((ca_int64)params->block_keys, keys.end - j0);
+        if (USES(params, PAST_KEY)) { /* past keys and new ones have strides of their own */
+            count = (int)min((ca_int64)count, run.count);
+        }
         attend_block(call, &all, &run, j0, count);
     }
 
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
         if (r % rows_of_head < mine.count) {
-            end_row(call, &rows[r], result + r / RT * RT * Ev_slots, r % RT, mine.split);
+            end_row(call, &rows[r], result + r / RT * RT * Ev_slots, r % RT, &mine);
         }
     }
 }

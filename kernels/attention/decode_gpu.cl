@@ -414,12 +414,12 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
 {
     const ca_attention_params *params = call->params;
     const ca_int64 *batch = group->batch;
-    const key_range range = keys_of_group(params, memory->rows, RT, group->split);
+    const key_range range = keys_of_group(params, memory->rows, RT, group);
     ca_int64 end;
     for (ca_int64 start = range.start; start < range.end; start = end) {
         key_run run;
         find_key_run(&run, call, batch, start);
-        end = USES(params, PAST_KEY) ? min(range.end, start + run.count) : range.end;
+        end = KEYS_HAVE_RUNS(params) ? min(range.end, start + run.count) : range.end;
         attend_keys(state, call, group, &run, start, end, mine, memory);
     }
 }
@@ -441,10 +441,10 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_decode_gpu(ATTENTION_ARGUMENTS)
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
     split_share group;
-    find_share(&group, &params, group_of(&params), 0, RT);
+    find_share(&group, &call, group_of(&params), 0, RT);
     if (item < RT) {
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_share(&params, &group, item, batch);
+        const ca_int64 i = row_of_share(&group, item, batch);
         start_group_row(&group_rows[item], &call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of rows: their reads */

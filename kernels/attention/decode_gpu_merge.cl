@@ -29,11 +29,11 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     const int slice = item / ROW_LANES;
     const int lane = item - slice * ROW_LANES;
     ca_int64 batch[CA_BATCH_DIMS];
-    const ca_int64 i = row_of_index(&params, group_of(&params), batch);
+    const ca_int64 i = merged_row(&call, group_of(&params), batch);
 
     slice_state state;
     start_slice(&state);
-    const ca_int64 splits = slice < SLICES ? params.splits : 0;
+    const ca_int64 splits = slice < SLICES ? splits_of(&call, batch) : 0;
 #pragma unroll 4
     for (ca_int64 split = slice; split < splits; split += SLICES) {
         __global const real *row = partial_row(&call, batch, i, split, PARTIAL_SIZE);

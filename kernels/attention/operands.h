@@ -41,7 +41,8 @@
     X(PRESENT_VALUE, present_value, value_storage, 2, CA_IS_RESULT, "present_value") /* (T, Ev) */ \
     X(SCORES, scores, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "scores")            /* (L, T) */  \
     X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
-    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */
+    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */                      \
+    X(SEQUENCES, sequences, const long, 1, CA_IS_WHOLE, "sequences") /* attention/sequences.h */
 
 /* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
    dtype: batch, row and column are their strides. */

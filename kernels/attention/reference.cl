@@ -161,6 +161,7 @@ attention_reference(ATTENTION_ARGUMENTS)
     PLAIN_FOR (ca_int64 row = item; item < items && row < rows; row += items) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_index(&params, row, batch);
+        find_sequence(&call, i, batch);
         if (!redoes || !is_finite_row(&call, batch, i)) {
             attend(&call, batch, i);
         }

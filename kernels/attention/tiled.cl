@@ -118,7 +118,7 @@ attend(const tile_state *tile, softmax_state *softmax, real *result)
     for (int first = max(0, bounds->lower); first < end; first = run_end) {
         key_run run;
         find_key_run(&run, tile->call, tile->batch, first);
-        run_end = USES(params, PAST_KEY) ? min(end, first + (int)run.count) : end;
+        run_end = KEYS_HAVE_RUNS(params) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const tile_block block = block_at(tile, j0, run_end);
             if (block.known == CA_BLOCK_EMPTY) { /* so it is for the whole group */

@@ -7,6 +7,7 @@ values for decoding, and ``clattn.merge_attention`` joins results over parts of 
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
+``clattn.varlen_attn`` computes packed sequences of different lengths.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``), and
 ``clattn.flex_attention_backward`` differentiates the scores.
 ``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
@@ -38,6 +39,7 @@ from clattn.flex import (
 from clattn.gradients import AttentionGradients, scaled_dot_product_attention_backward
 from clattn.merging import merge_attention
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
+from clattn.varlen import varlen_attn
 from clattn.warming import warm_up
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ __all__ = [
     "tril",
     "triu",
     "use_device",
+    "varlen_attn",
     "warm_up",
 ]
 

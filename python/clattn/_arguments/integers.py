@@ -67,6 +67,14 @@ def integers(numbers: Any, name: str, expected: str = "a sequence of integers") 
     return _from_array(np.asarray(view), numbers, name)
 
 
+def table(numbers: Any, name: str) -> np.ndarray:
+    """Return a new int64 array of two dimensions."""
+    array = _read(numbers, name) if hasattr(type(numbers), "__dlpack__") else np.asarray(numbers)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}; expected two dimensions")
+    return _as_int64(array, numbers, name)
+
+
 def one_or_several(numbers: Any, name: str) -> int | np.ndarray:
     """Return an int, or int64 numbers of one dimension."""
     dims = getattr(numbers, "ndim", None)
@@ -96,10 +104,14 @@ def _from_array(array: np.ndarray, given: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
     if array.dtype.kind == "O":
         return _from_sequence(array, name)
+    return _as_int64(array, given, name)
+
+
+def _as_int64(array: np.ndarray, given: Any, name: str) -> np.ndarray:
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     _check_length(array.size, name)
-    copy = array.astype(np.int64)
+    copy = array.astype(np.int64, order="C")
     if array.dtype.kind == "u" and (copy < 0).any():
         _refuse_large(given, name)
     return copy
