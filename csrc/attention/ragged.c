@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "attention/fill.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
 #include "attention/run.h"
@@ -524,6 +525,25 @@ done:
     return status;
 }
 
+/* Rows behind the last sequence have no sink: their log-sum-exp is -inf. */
+static ca_status
+clear_sinks(const ca_attention *attention, int64_t first, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const int64_t *batch = attention->batch;
+    for (int64_t head = 0; head < batch[1] * batch[2]; head++) {
+        ca_attention one = *attention;
+        ca_attention_take(&one, 1, head / batch[2], 1);
+        ca_attention_take(&one, 2, head % batch[2], 1);
+        ca_attention_take(&one, CA_BATCH_DIMS, first, attention->L - first);
+        const ca_operand *lse = &one.operands[CA_ATTENTION_LSE];
+        const ca_extent extent = ca_attention_extent(&one, CA_ATTENTION_LSE);
+        CA_TRY(ca_fill_extent(&extent, lse->block, lse->dtype, -INFINITY, error));
+    }
+done:
+    return status;
+}
+
 ca_status
 ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_attention *attention,
                         ca_error *error)
@@ -560,6 +580,10 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
         now.left_out |= failed >= 0 ? UINT32_C(1) << failed
                         : again     ? ~(UINT32_C(1) << CA_INDEX_reference)
                                     : 0;
+    }
+    if (status == CA_OK && behind > 0 && ca_attention_has(attention, CA_ATTENTION_SINKS) &&
+        ca_attention_has(attention, CA_ATTENTION_LSE)) {
+        status = clear_sinks(attention, sequences->rows[sequences->count], error);
     }
 done:
     free(r.variants);
