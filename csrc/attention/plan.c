@@ -76,7 +76,14 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
     const ca_mods *mods = attention->mods;
     ca_kernel_define(spec, "DTYPE", (int64_t)dtype);
-    ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
+    if (ca_attention_has_codes(attention)) {
+        ca_dtype key_dtype = attention->operands[CA_ATTENTION_KEY].dtype;
+        bool float8 = attention->float8 != 0;
+        ca_kernel_define(spec, "KEY_DTYPE", float8 ? attention->float8 : (int64_t)key_dtype);
+        ca_kernel_define(spec, "VALUE_DTYPE", float8 ? attention->float8 : (int64_t)value_dtype);
+    } else {
+        ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
+    }
     ca_kernel_define(spec, "REAL64", ca_attention_in_float64(attention));
     if (mods != NULL) {
         ca_kernel_define(spec, "HAS_SCORE_MOD", mods->has_score);

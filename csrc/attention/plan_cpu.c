@@ -298,7 +298,8 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
-    bool readable = !info->items_are_lanes && !ca_attention_has_pages(attention);
+    bool readable = !info->items_are_lanes && !ca_attention_has_pages(attention) &&
+                    (ca_attention_options(attention) & CA_SCALE_OPTIONS) == 0;
     plan->cpu.keys_are_far = ca_attention_keys_exceed(attention, rows < NEAR_ROWS, NEAR_BYTES);
     uint32_t fetches = ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
     plan->cpu.fetches = plan->cpu.keys_are_far ? fetches : 0;
@@ -339,7 +340,8 @@ const ca_variant ca_variant_cpu = {
     .scores = "attention_cpu_scores",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_USES(DROPOUT),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS |
+             CA_USES(DROPOUT),
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };

@@ -24,6 +24,13 @@ static const struct {
 #undef ROW
 };
 
+const ca_attention_role ca_paged_roles[CA_PAGED_OPERANDS] = {
+    CA_ATTENTION_KEY,
+    CA_ATTENTION_VALUE,
+    CA_ATTENTION_KEY_SCALE,
+    CA_ATTENTION_VALUE_SCALE,
+};
+
 static bool
 has_trait(ca_attention_role role, unsigned trait)
 {
@@ -53,6 +60,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->call = "attention";
     attention->inputs = attention->scored = NULL;
     attention->sequences = NULL;
+    attention->float8 = 0;
 }
 
 /* ---- folding ---- */
@@ -205,9 +213,10 @@ set_keys_of_sequences(ca_attention *attention)
 {
     const ca_sequences *sequences = attention->sequences;
     attention->S = attention->T = sequences->most_keys;
-    if (sequences->page_size > 0) {
-        attention->operands[CA_ATTENTION_KEY].memory = ca_tensor_memory(sequences->key_pages);
-        attention->operands[CA_ATTENTION_VALUE].memory = ca_tensor_memory(sequences->value_pages);
+    for (int n = 0; n < CA_PAGED_OPERANDS; n++) {
+        if (sequences->paged[n] != NULL) {
+            attention->operands[ca_paged_roles[n]].memory = ca_tensor_memory(sequences->paged[n]);
+        }
     }
 }
 
@@ -297,6 +306,13 @@ ca_attention_extent(const ca_attention *attention, ca_attention_role role)
 /* ---- questions that plans ask ---- */
 
 bool
+ca_attention_has_codes(const ca_attention *attention)
+{
+    ca_dtype dtype = attention->operands[CA_ATTENTION_KEY].dtype;
+    return dtype == CA_INT8 || dtype == CA_UINT8;
+}
+
+bool
 ca_attention_has_pages(const ca_attention *attention)
 {
     return attention->sequences != NULL && attention->sequences->page_size > 0;
@@ -361,7 +377,7 @@ int64_t
 ca_attention_key_bytes(const ca_attention *attention)
 {
     const ca_operand *operands = attention->operands;
-    return attention->E * (int64_t)ca_dtype_size(operands[CA_ATTENTION_QUERY].dtype) +
+    return attention->E * (int64_t)ca_dtype_size(operands[CA_ATTENTION_KEY].dtype) +
            attention->Ev * (int64_t)ca_dtype_size(operands[CA_ATTENTION_VALUE].dtype);
 }
 

@@ -48,6 +48,10 @@ typedef enum {
     CA_SCORES_WEIGHTS,  /* after the softmax; zeros in an empty row */
 } ca_scores_stage;
 
+/* The operands that may lie in pages: keys, values and their scales. */
+#define CA_PAGED_OPERANDS 4
+extern const ca_attention_role ca_paged_roles[CA_PAGED_OPERANDS];
+
 /* The sequences of a ragged problem. Rows of the query are those of all sequences, and so are the keys, unless
    they lie in pages. */
 typedef struct {
@@ -60,11 +64,9 @@ typedef struct {
     bool causal;       /* row i sees no key after key i */
     int64_t page_size; /* keys of a page; 0: there are no pages */
     const int64_t *pages;
-    int64_t page_count;         /* of `pages` */
-    int64_t key_page;           /* elements from a page of `key` to the next, */
-    int64_t value_page;         /* and of `value` */
-    const ca_tensor *key_pages; /* all pages; the operands are views of the first one */
-    const ca_tensor *value_pages;
+    int64_t page_count; /* of `pages` */
+    /* All pages, in the order of ca_paged_roles; the operands are views of the first one. NULL: absent. */
+    const ca_tensor *paged[CA_PAGED_OPERANDS];
     int64_t most_keys; /* of a sequence */
 } ca_sequences;
 
@@ -120,6 +122,8 @@ typedef struct ca_attention {
         repeated; /* a bit for each role: an earlier problem of the call has these elements, too */
     const char *call;              /* the function that the user called, for messages */
     const ca_sequences *sequences; /* NULL: the problem is not ragged */
+    int64_t
+        float8; /* CA_KERNEL_FLOAT8_…: keys and values are such bytes; 0: of their operands' dtypes */
     /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
     const struct ca_attention *inputs;
     /* The same problem with the scores that a kernel behind writes, on the way to a launch; NULL: none. */
@@ -154,6 +158,9 @@ void ca_attention_remove(ca_attention *attention, ca_attention_role role);
 ca_extent ca_attention_extent(const ca_attention *attention, ca_attention_role role);
 
 /* ---- questions that plans ask ---- */
+
+/* Are keys and values bytes that stand for numbers? */
+bool ca_attention_has_codes(const ca_attention *attention);
 
 /* Do keys lie in pages? */
 bool ca_attention_has_pages(const ca_attention *attention);

@@ -362,8 +362,11 @@ write_table(ragged *r, ca_error *error)
         header[CA_HEADER_COUNT] = r->count;
         header[CA_HEADER_PAGES] = pages;
         header[CA_HEADER_PAGE_SIZE] = given->page_size;
-        header[CA_HEADER_KEY_PAGE] = given->key_page;
-        header[CA_HEADER_VALUE_PAGE] = given->value_page;
+        static const int strides[CA_PAGED_OPERANDS] = {CA_HEADER_KEY_PAGE, CA_HEADER_VALUE_PAGE,
+                                                       CA_HEADER_KEY_SCALE, CA_HEADER_VALUE_SCALE};
+        for (int k = 0; k < CA_PAGED_OPERANDS; k++) {
+            header[strides[k]] = given->paged[k] != NULL ? given->paged[k]->strides[0] : 0;
+        }
         header[CA_HEADER_PARTIAL] = r->partial;
     }
     for (int64_t n = 0; n < r->range_count; n++) {

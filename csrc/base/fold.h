@@ -11,7 +11,7 @@
 #include "base/tensor.h"
 #include "kernels/support/view_params.h" /* CA_BATCH_DIMS */
 
-#define CA_FOLD_TENSORS 32
+#define CA_FOLD_TENSORS 36
 
 /* Leading dimensions after folding, and each tensor's strides along them. */
 typedef struct {

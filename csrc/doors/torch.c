@@ -13,8 +13,9 @@
 void
 ca_torch_sdpa_init(ca_torch_sdpa *call)
 {
-    ca_tensor *tensors[] = {&call->query, &call->key,     &call->value,         &call->attn_mask,
-                            &call->sinks, &call->offsets, &call->blocks.entries};
+    ca_tensor *tensors[] = {&call->query,          &call->key,       &call->value,
+                            &call->attn_mask,      &call->sinks,     &call->offsets,
+                            &call->blocks.entries, &call->key_scale, &call->value_scale};
     call->has_mask = false;
     call->position = 0;
     call->causal = CA_CAUSAL_NONE;
@@ -28,6 +29,7 @@ ca_torch_sdpa_init(ca_torch_sdpa *call)
     call->returns_weights = false;
     call->mods = NULL;
     call->sequences = NULL;
+    call->float8 = 0;
     for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; t++) {
         ca_tensor_set_absent(tensors[t]);
     }
@@ -306,12 +308,28 @@ check_offsets(const ca_torch_sdpa *call, ca_error *error)
     return CA_OK;
 }
 
+/* Keys and values have query's dtype, or are bytes that stand for numbers. */
+static ca_status
+check_dtypes(const ca_torch_sdpa *call, ca_error *error)
+{
+    ca_dtype code = call->float8 != 0 ? CA_UINT8 : CA_INT8;
+    if (call->key.dtype != CA_INT8 && call->float8 == 0) {
+        return ca_door_check_dtypes(&call->query, &call->key, &call->value, error);
+    }
+    return call->key.dtype == code && call->value.dtype == code
+               ? CA_OK
+               : ca_error_set(error, CA_ERROR_TYPE,
+                              "key has dtype %s and value has dtype %s; "
+                              "expected both to have one dtype",
+                              ca_dtype_name(call->key.dtype), ca_dtype_name(call->value.dtype));
+}
+
 ca_status
 ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_DIMS],
                     ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(ca_door_check_dtypes(&call->query, &call->key, &call->value, error));
+    CA_TRY(check_dtypes(call, error));
     CA_TRY(ca_door_check_matrices(&call->query, &call->key, &call->value, 2, error));
     CA_TRY(check_scalars(call, error));
 
@@ -430,11 +448,17 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
         int trailing;
         ca_attention_role role;
     } operands[] = {
-        {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
-        {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
-        {output, 2, CA_ATTENTION_OUTPUT},      {lse, 2, CA_ATTENTION_LSE},
-        {weights, 2, CA_ATTENTION_SCORES},     {&call->sinks, 0, CA_ATTENTION_SINKS},
+        {&call->query, 2, CA_ATTENTION_QUERY},
+        {&call->key, 2, CA_ATTENTION_KEY},
+        {&call->value, 2, CA_ATTENTION_VALUE},
+        {&call->attn_mask, 2, CA_ATTENTION_MASK},
+        {output, 2, CA_ATTENTION_OUTPUT},
+        {lse, 2, CA_ATTENTION_LSE},
+        {weights, 2, CA_ATTENTION_SCORES},
+        {&call->sinks, 0, CA_ATTENTION_SINKS},
         {offsets, 0, CA_ATTENTION_OFFSETS},
+        {&call->key_scale, 1, CA_ATTENTION_KEY_SCALE},
+        {&call->value_scale, 1, CA_ATTENTION_VALUE_SCALE},
     };
 
     ca_attention_init(attention, views);
@@ -456,6 +480,7 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
 
     attention->stage = CA_SCORES_WEIGHTS;
     attention->sequences = call->sequences;
+    attention->float8 = call->float8;
 
     int64_t shift =
         ca_door_add_places(call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0, call->position);

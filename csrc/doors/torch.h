@@ -51,6 +51,10 @@ typedef struct {
     ca_mods *mods;                 /* NULL: none; the door sets the numbers of the call */
     ca_blocks blocks;              /* of a mask that mods have; entries absent: none */
     const ca_sequences *sequences; /* of packed rows and keys; NULL: none */
+    ca_tensor key_scale;           /* float32 (Hk, S), with sequences alone; data NULL: none */
+    ca_tensor value_scale;
+    int64_t
+        float8; /* CA_KERNEL_FLOAT8_…: key and value are uint8 that stand for such numbers; or 0 */
 } ca_torch_sdpa;
 
 /* Start a call without arrays, options and results beside the output. */

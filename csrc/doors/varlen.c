@@ -160,7 +160,7 @@ find_pages(const ca_varlen *varlen, int64_t num_pages, int64_t *pages, ca_sequen
     return CA_OK;
 }
 
-/* View the first of some pages as (page_size, Hk, size). */
+/* View the first of some pages (num_pages, page_size, Hk, …), or with heads first, as (page_size, Hk, …). */
 static ca_tensor
 first_page(const ca_tensor *pages, bool heads_first)
 {
@@ -170,8 +170,45 @@ first_page(const ca_tensor *pages, bool heads_first)
     ca_tensor_start_view(pages, &view);
     ca_tensor_add_dim(&view, pages->shape[row], pages->strides[row]);
     ca_tensor_add_dim(&view, pages->shape[head], pages->strides[head]);
-    ca_tensor_add_dim(&view, pages->shape[3], pages->strides[3]);
+    for (int d = 3; d < pages->ndim; d++) {
+        ca_tensor_add_dim(&view, pages->shape[d], pages->strides[d]);
+    }
     return view;
+}
+
+/* View a scale as one for each element of `array` but for the last dimension. It is (), (Hk), or has this
+   shape. */
+static ca_status
+set_scale(const ca_tensor *scale, const char *name, const ca_tensor *array, bool paged,
+          bool heads_first, ca_tensor *view, ca_error *error)
+{
+    const int head = paged && heads_first ? 1 : array->ndim - 2;
+    const int64_t Hk = array->shape[head];
+    bool whole = scale->ndim == array->ndim - 1;
+    if (scale->data == NULL) {
+        return CA_OK;
+    }
+    for (int d = 0; d < scale->ndim && whole; d++) {
+        whole = scale->shape[d] == array->shape[d];
+    }
+    if (!whole && (scale->ndim > 1 || (scale->ndim == 1 && scale->shape[0] != Hk))) {
+        return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected (), (%lld,) or %s",
+                            name, CA_SHAPE_OF(scale), (long long)Hk,
+                            CA_SHAPE_WORDS(array->ndim - 1, array->shape));
+    }
+    ca_tensor_start_view(scale, view);
+    for (int d = 0; d + 1 < array->ndim; d++) {
+        int64_t of_head = scale->ndim == 1 && d == head ? scale->strides[0] : 0;
+        ca_tensor_add_dim(view, array->shape[d], whole ? scale->strides[d] : of_head);
+    }
+    return CA_OK;
+}
+
+/* View (S, Hk) as (Hk, S). */
+static void
+turn_scale(ca_tensor *scale)
+{
+    ca_tensor_swap(scale, 0);
 }
 
 /* Check that values have as many pages as keys, and that pages have rows. */
@@ -238,16 +275,27 @@ ca_varlen_find(const ca_varlen *varlen, ca_torch_sdpa *call, ca_varlen_sequences
         sequences->most_keys = longer ? lengths[b] : sequences->most_keys;
         keys[b] = paged ? 0 : numbers_of(&varlen->cu_seq_k)[b];
     }
+    CA_TRY(set_scale(&varlen->key_scale, "key_scale", &call->key, paged, varlen->heads_first,
+                     &call->key_scale, error));
+    CA_TRY(set_scale(&varlen->value_scale, "value_scale", &call->value, paged, varlen->heads_first,
+                     &call->value_scale, error));
     if (paged) {
-        found->key_pages = call->key;
-        found->value_pages = call->value;
-        sequences->key_pages = &found->key_pages;
-        sequences->value_pages = &found->value_pages;
-        sequences->key_page = call->key.strides[0];
-        sequences->value_page = call->value.strides[0];
+        ca_tensor *operands[CA_PAGED_OPERANDS] = {&call->key, &call->value, &call->key_scale,
+                                                  &call->value_scale};
         CA_TRY(find_pages(varlen, call->key.shape[0], keys + count, sequences, keys, error));
-        call->key = first_page(&found->key_pages, varlen->heads_first);
-        call->value = first_page(&found->value_pages, varlen->heads_first);
+        for (int n = 0; n < CA_PAGED_OPERANDS; n++) {
+            if (operands[n]->data != NULL) {
+                found->pages[n] = *operands[n];
+                sequences->paged[n] = &found->pages[n];
+                *operands[n] = first_page(&found->pages[n], varlen->heads_first);
+            }
+        }
+    }
+    if (call->key_scale.data != NULL) {
+        turn_scale(&call->key_scale);
+    }
+    if (call->value_scale.data != NULL) {
+        turn_scale(&call->value_scale);
     }
     call->sequences = sequences;
 done:

@@ -20,16 +20,16 @@ typedef struct {
     ca_tensor cu_seq_k;    /* (n + 1); data NULL: absent, as the next two may be */
     ca_tensor seqused_k;   /* (n) */
     ca_tensor block_table; /* (n, most) */
-    bool
-        heads_first; /* pages are (num_pages, Hk, page_size, E), else (num_pages, page_size, Hk, E) */
+    ca_tensor key_scale;   /* float32 (), (Hk), or of the shape of key without its last dimension */
+    ca_tensor value_scale;
+    bool heads_first; /* pages are (num_pages, Hk, page_size, E), not (num_pages, page_size, Hk, E) */
 } ca_varlen;
 
 /* The sequences of a checked call, with the memory that they point to. */
 typedef struct {
     ca_sequences sequences;
     int64_t *memory;
-    ca_tensor key_pages;
-    ca_tensor value_pages;
+    ca_tensor pages[CA_PAGED_OPERANDS];
 } ca_varlen_sequences;
 
 /* Check what the call says of sequences, and find them. query (total_q, Hq, E), key and value are the call's; if

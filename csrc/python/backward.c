@@ -354,7 +354,7 @@ scaled_dot_product_attention_backward(PyObject *module, PyObject *const *given, 
     ca_py_call_begin(&call, module, "scaled_dot_product_attention_backward");
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_arguments(call.state, CA_PY_SDPA_BACKWARD, given, count, names, args) == 0 &&
-        ca_py_sdpa_parse(args, &call, &sdpa, &mods, &rows_first) == 0 &&
+        ca_py_sdpa_parse(args, &call, CA_TAKES_FLOATS, &sdpa, &mods, &rows_first) == 0 &&
         parse_results(args, &call, &backward) == 0 &&
         parse_needs(args, &sdpa, &call, &backward) == 0 && parse_out(args, &call, &backward) == 0 &&
         parse_captured(args, &call, &backward.captured) == 0 &&

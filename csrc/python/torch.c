@@ -134,13 +134,12 @@ parse_results(PyObject *const *args, const ca_state *state, ca_torch_sdpa *sdpa,
 }
 
 static int
-parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
+parse_arrays(PyObject *const *args, ca_py_dtypes keys, ca_torch_sdpa *sdpa, ca_py_call *call)
 {
-    const ca_py_dtypes floats = CA_TAKES_FLOATS;
     sdpa->has_mask = args[ATTN_MASK] != Py_None;
-    if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
-        ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
-        ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
+    if (ca_py_call_array(call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa->query) < 0 ||
+        ca_py_call_array(call, args[KEY], "key", keys, &sdpa->key) < 0 ||
+        ca_py_call_array(call, args[VALUE], "value", keys, &sdpa->value) < 0 ||
         parse_sinks(args[SINKS], sdpa, call) < 0 ||
         parse_offset(args[QUERY_OFFSET], sdpa, call) < 0) {
         return -1;
@@ -182,10 +181,10 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
 }
 
 int
-ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_torch_sdpa *sdpa, ca_mods *mods,
-                 bool *rows_first)
+ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_py_dtypes keys, ca_torch_sdpa *sdpa,
+                 ca_mods *mods, bool *rows_first)
 {
-    return parse_arrays(args, sdpa, call) < 0 || parse_options(args, sdpa, rows_first) < 0 ||
+    return parse_arrays(args, keys, sdpa, call) < 0 || parse_options(args, sdpa, rows_first) < 0 ||
                    parse_mods(args, sdpa, mods, call) < 0
                ? -1
                : 0;
@@ -266,18 +265,19 @@ static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
     const ca_tensor *tensor = &out->tensor;
-    const ca_tensor *inputs[] = {&sdpa->query,         &sdpa->key,   &sdpa->value,
-                                 &sdpa->attn_mask,     &sdpa->sinks, &sdpa->offsets,
-                                 &sdpa->blocks.entries};
+    const ca_tensor *inputs[] = {&sdpa->query,          &sdpa->key,       &sdpa->value,
+                                 &sdpa->attn_mask,      &sdpa->sinks,     &sdpa->offsets,
+                                 &sdpa->blocks.entries, &sdpa->key_scale, &sdpa->value_scale};
     for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
         if (overlaps(tensor, inputs[n])) {
             return false;
         }
     }
     const ca_sequences *sequences = sdpa->sequences;
-    if (sequences != NULL && sequences->page_size > 0 &&
-        (overlaps(tensor, sequences->key_pages) || overlaps(tensor, sequences->value_pages))) {
-        return false;
+    for (int n = 0; sequences != NULL && n < CA_PAGED_OPERANDS; n++) {
+        if (sequences->paged[n] != NULL && overlaps(tensor, sequences->paged[n])) {
+            return false;
+        }
     }
     for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
         if (overlaps(tensor, &sdpa->mods->tables[t])) {
@@ -381,7 +381,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *given, Py_ssize_
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_arguments(call.state, CA_PY_SDPA, given, count, names, args) == 0 &&
         ca_py_call_note_out(&call, args[OUT]) == 0 &&
-        ca_py_sdpa_parse(args, &call, &sdpa, &mods, &wanted.rows_first) == 0 &&
+        ca_py_sdpa_parse(args, &call, CA_TAKES_FLOATS, &sdpa, &mods, &wanted.rows_first) == 0 &&
         parse_results(args, call.state, &sdpa, &wanted) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(

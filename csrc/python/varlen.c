@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "kernels/attention/params.h" /* CA_KERNEL_FLOAT8_E5M2 */
 #include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
@@ -19,7 +20,10 @@
     ROW(CU_SEQ_K, "cu_seq_k=None")                                                                 \
     ROW(SEQUSED_K, "seqused_k=None")                                                               \
     ROW(BLOCK_TABLE, "block_table=None")                                                           \
-    ROW(HEADS_FIRST, "heads_first=False")
+    ROW(HEADS_FIRST, "heads_first=False")                                                          \
+    ROW(KEY_SCALE, "key_scale=None")                                                               \
+    ROW(VALUE_SCALE, "value_scale=None")                                                           \
+    ROW(FLOAT8, "float8=None")
 enum { CA_PY_SLOTS(VARLEN) ARGUMENTS };
 const char *const ca_py_varlen_arguments[] = CA_PY_TEXTS(VARLEN);
 
@@ -40,6 +44,31 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name, int ndim, ca
                               ndim);
 }
 
+/* Reads which numbers the bytes of key and value are: None, or a word. */
+static int
+parse_float8(PyObject *object, ca_torch_sdpa *sdpa)
+{
+    if (object == Py_None) {
+        return 0;
+    }
+    bool is_e4m3fn = PyUnicode_CompareWithASCIIString(object, "float8_e4m3fn") == 0;
+    sdpa->float8 = is_e4m3fn ? CA_KERNEL_FLOAT8_E4M3FN : CA_KERNEL_FLOAT8_E5M2;
+    return 0;
+}
+
+/* Reads the scale of keys or values, float32. */
+static int
+parse_scale(ca_py_call *call, PyObject *object, const char *name, ca_tensor *scale)
+{
+    if (ca_py_call_optional(call, object, name, CA_TAKES_NUMBERS, scale) < 0) {
+        return -1;
+    }
+    return object == Py_None || scale->dtype == CA_FLOAT32
+               ? 0
+               : ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected float32", name,
+                             ca_dtype_name(scale->dtype));
+}
+
 static int
 parse_sequences(PyObject *const *args, ca_py_call *call, ca_varlen *varlen)
 {
@@ -48,7 +77,9 @@ parse_sequences(PyObject *const *args, ca_py_call *call, ca_varlen *varlen)
                    parse_numbers(call, args[CU_SEQ_K], "cu_seq_k", 1, &varlen->cu_seq_k) < 0 ||
                    parse_numbers(call, args[SEQUSED_K], "seqused_k", 1, &varlen->seqused_k) < 0 ||
                    parse_numbers(call, args[BLOCK_TABLE], "block_table", 2, &varlen->block_table) <
-                       0
+                       0 ||
+                   parse_scale(call, args[KEY_SCALE], "key_scale", &varlen->key_scale) < 0 ||
+                   parse_scale(call, args[VALUE_SCALE], "value_scale", &varlen->value_scale) < 0
                ? -1
                : 0;
 }
@@ -72,8 +103,8 @@ varlen_attn(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_arguments(call.state, CA_PY_VARLEN, given, count, names, args) == 0 &&
         ca_py_call_note_out(&call, args[OUT]) == 0 &&
-        ca_py_sdpa_parse(args, &call, &sdpa, &mods, &wanted.rows_first) == 0 &&
-        parse_sequences(args, &call, &varlen) == 0 &&
+        ca_py_sdpa_parse(args, &call, CA_TAKES_NUMBERS, &sdpa, &mods, &wanted.rows_first) == 0 &&
+        parse_sequences(args, &call, &varlen) == 0 && parse_float8(args[FLOAT8], &sdpa) == 0 &&
         ca_py_flag(args[RETURN_LSE], "return_lse", &wanted.return_lse) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, ca_varlen_find(&varlen, &sdpa, &found, &error), &error) ==

@@ -110,7 +110,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
    The function reads one key after the other, with few instructions for each. Memory delivers keys
    at full speed only then, not where the products of several keys are interleaved. */
 #define DEFINE_ADD_PRODUCTS(name, vectors)                                                         \
-    CALLED void name(realv *restrict products, __global const storage *key,                        \
+    CALLED void name(realv *restrict products, __global const key_storage *key,                    \
                      const row_stream *stream, int present, const realv *restrict queries,         \
                      intv own, bool first)                                                         \
     {                                                                                              \
@@ -120,7 +120,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
                 sums[r] = first ? (realv)REAL(0.0) : products[r * LANES + k];                      \
             }                                                                                      \
             UNROLLED_FOR (int n = 0; n < (vectors); n++) {                                         \
-                realv x = load_lanes(key + n * LANES);                                             \
+                realv x = load_key_lanes(key + n * LANES);                                         \
                 x = (vectors) == 1 ? as_realv(as_intv(x) & own) : x;                               \
                 UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
                     sums[r] = fma(x, queries[n * RT + r], sums[r]);                                \
@@ -129,7 +129,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, *stream, (vectors) * LANES * (int)sizeof(storage))                          \
+            FETCH(key, *stream, (vectors) * LANES * (int)sizeof(key_storage))                      \
             key += stream->stride;                                                                 \
         }                                                                                          \
     }
@@ -146,7 +146,7 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
     const ca_attention_params *params = runs->call->params;
     const ca_int64 stride = runs->run.key_strides.row;
     const int E = (int)params->E;
-    const row_stream stream = find_stream(params, stride, E, sizeof(storage));
+    const row_stream stream = find_stream(params, stride, E, sizeof(key_storage));
     const int whole = E / LANES;
     /* What the last vector shares with the vector before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -163,7 +163,7 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
         int count;
         PLAIN_FOR (int k = 0; k < present; k += count) {
             count = go_to_key(runs, k0 + k, present - k);
-            __global const storage *key = runs->run.key + (k0 + k - runs->first) * stride;
+            __global const key_storage *key = runs->run.key + (k0 + k - runs->first) * stride;
             realv *of_keys = products + k;
             int n = 0;
             PLAIN_FOR (; n + 8 <= whole; n += 8) {
@@ -182,6 +182,32 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
         }
         PLAIN_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
+        }
+    }
+}
+
+/* Multiplies numbers of `keys` keys of a block, [RT][BN], by the scales of the keys, or of their values. */
+OUTER void
+scale_block(block_runs *runs, int keys, bool of_values, realv *numbers)
+{
+    const ca_attention_params *params = runs->call->params;
+    real scales[BN];
+    int count;
+    PLAIN_FOR (int k = 0; k < keys; k += count) {
+        count = go_to_key(runs, k, keys - k);
+        const int from = k - runs->first;
+        PLAIN_FOR (int n = 0; n < count; n++) {
+            scales[k + n] = of_values ? value_scale_of(params, &runs->run, from + n)
+                                      : key_scale_of(params, &runs->run, from + n);
+        }
+    }
+    PLAIN_FOR (int k = keys; k % LANES != 0; k++) {
+        scales[k] = REAL(1.0);
+    }
+    PLAIN_FOR (int k = 0; k < keys; k += LANES) {
+        const realv scale = *(const unaligned_realv *)(scales + k);
+        UNROLLED_FOR (int r = 0; r < RT; r++) {
+            numbers[r * (BN / LANES) + k / LANES] *= scale;
         }
     }
 }
@@ -434,11 +460,18 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     }
     PLAIN_FOR (int n = 0; n < attending; n++) {
         realv decay[RT];
+        realv *of_tile = scores + n * RT * (BN / LANES);
+        if (USES(params, KEY_SCALE)) {
+            scale_block(&runs[n], keys, false, of_tile);
+        }
         for (int r = 0; r < RT; r++) {
             realv *of_row = scores + (n * RT + r) * (BN / LANES);
             decode_row *row = tiles->rows + numbers[n] * RT + r;
             finish_scores(call, row, j0, keys, of_row);
             decay[r] = weigh_row(params, row, of_row, keys);
+        }
+        if (USES(params, VALUE_SCALE)) {
+            scale_block(&runs[n], keys, true, of_tile);
         }
         scale_result(tiles->result + numbers[n] * RT * slots, decay, (int)params->Ev);
     }

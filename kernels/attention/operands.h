@@ -22,7 +22,7 @@
 /* Operands that every kernel takes. */
 #define CA_OWN_OPERANDS(X)                                                                         \
     X(QUERY, query, const storage, 2, CA_IS_BY_ROWS, "query")             /* (L, E) */             \
-    X(KEY, key, const storage, 2, 0, "key")                               /* (S, E) */             \
+    X(KEY, key, const key_storage, 2, 0, "key")                           /* (S, E) */             \
     X(VALUE, value, const value_storage, 2, 0, "value")                   /* (S, Ev) */            \
     X(KEY_COUNTS, key_counts, const long, 0, 0, "key counts")             /* 0 … T */              \
     X(OUTPUT, output, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "output") /* (L, Ev) */            \
@@ -32,7 +32,7 @@
    Row or column strides of mask and bias are 0 where they broadcast, and M <= T. Heads that share
    present keys and values, with stride 0, divide the copying. */
 #define CA_OPTIONAL_OPERANDS(X)                                                                    \
-    X(PAST_KEY, past_key, const storage, 2, 0, "past_key")             /* (P, E) */                \
+    X(PAST_KEY, past_key, const key_storage, 2, 0, "past_key")         /* (P, E) */                \
     X(PAST_VALUE, past_value, const value_storage, 2, 0, "past_value") /* (P, Ev) */               \
     X(INPUT_BIAS, input_bias, const storage, 1, 0, "input bias") /* (E + E + Ev), contiguous */    \
     X(MASK, mask, const void, 2, CA_IS_BY_ROWS, "mask")          /* (L, M), of any dtype */        \
@@ -42,7 +42,9 @@
     X(SCORES, scores, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "scores")            /* (L, T) */  \
     X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
     X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */                      \
-    X(SEQUENCES, sequences, const long, 1, CA_IS_WHOLE, "sequences") /* attention/sequences.h */
+    X(SEQUENCES, sequences, const long, 1, CA_IS_WHOLE, "sequences") /* attention/sequences.h */   \
+    X(KEY_SCALE, key_scale, const float, 1, 0, "key_scale")          /* (S): factors of keys, */   \
+    X(VALUE_SCALE, value_scale, const float, 1, 0, "value_scale")    /* and of values */
 
 /* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
    dtype: batch, row and column are their strides. */

@@ -176,6 +176,10 @@ typedef struct {
 #define CA_KERNEL_UINT32   11
 #define CA_KERNEL_UINT64   12
 
+/* -DKEY_DTYPE and -DVALUE_DTYPE may be these too, of bytes that stand for numbers. */
+#define CA_KERNEL_FLOAT8_E4M3FN 13
+#define CA_KERNEL_FLOAT8_E5M2   14
+
 /* -DWARP: how the operations of support/warp.clh are made. */
 #define CA_WARP_EMULATED   0
 #define CA_WARP_PTX        1

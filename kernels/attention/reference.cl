@@ -77,6 +77,7 @@ find_weights(const row_state *row, real m, ca_int64 j0, weight_block *block)
 CALLED void
 add_values(const row_state *row, real m, ca_int64 c, int columns, weight_block *block, real *sums)
 {
+    const ca_attention_params *params = row->call->params;
     PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
         real block_sums[CA_REFERENCE_COLUMNS] = {REAL(0.0)};
         find_weights(row, m, j0, block);
@@ -87,9 +88,10 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, weight_block *
             }
             key_run key;
             find_key_run(&key, row->call, row->batch, j);
+            const real scaled = weight * value_scale_of(params, &key, 0);
             PLAIN_FOR (int n = 0; n < columns; n++) {
                 const real x = load_value(key.value + (c + n) * key.value_strides.column);
-                block_sums[n] = fma(weight, x, block_sums[n]);
+                block_sums[n] = fma(scaled, x, block_sums[n]);
             }
         }
         PLAIN_FOR (int n = 0; n < columns; n++) {

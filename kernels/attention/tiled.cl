@@ -89,6 +89,26 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
     }
 }
 
+/* Multiplies the numbers of the work-item's rows and keys of a block, whose first key is number `first` of a
+   run, by the scales of these keys, or of their values. */
+INLINED void
+scale_numbers(const tile_state *tile, const key_run *run, int first, const tile_block *block,
+              bool of_values, real *numbers)
+{
+    const ca_attention_params *params = tile->call->params;
+    UNROLLED_FOR (int n = 0; n < NJ; n++) {
+        const int k = tile->tx + TX * n;
+        real scale = REAL(0.0);
+        if (k < block->keys) {
+            scale = of_values ? value_scale_of(params, run, first + k)
+                              : key_scale_of(params, run, first + k);
+        }
+        UNROLLED_FOR (int m = 0; m < MI; m++) {
+            numbers[m * NJ + n] *= scale;
+        }
+    }
+}
+
 /* Weighs a block of keys and adds its values. */
 INLINED __attribute__((always_inline)) void
 attend_block(const tile_state *tile, const key_run *run, int row, const tile_block *block,
@@ -98,11 +118,17 @@ attend_block(const tile_state *tile, const key_run *run, int row, const tile_blo
     real scores[MI * NJ] = {REAL(0.0)};
     __global const value_storage *values = run->value + row * run->value_strides.row;
     score_block(tile, run, run->key + row * run->key_strides.row, values, block, scores);
+    if (USES(params, KEY_SCALE)) {
+        scale_numbers(tile, run, row, block, false, scores);
+    }
     softmax->seen |= finish_scores(tile, block, scores);
     raise_bases(params, softmax, scores, result, tile->highest, tile->ty);
     weigh_scores(params, softmax, scores);
     if (USES(params, DROPOUT)) {
         drop_weights(tile, block, scores);
+    }
+    if (USES(params, VALUE_SCALE)) {
+        scale_numbers(tile, run, row, block, true, scores);
     }
     add_block(tile, run, values, block, scores, result);
 }

@@ -267,6 +267,9 @@ def varlen_attn(
     seqused_k: np.ndarray | None = None,
     block_table: np.ndarray | None = None,
     heads_first: bool = False,
+    key_scale: Array | None = None,
+    value_scale: Array | None = None,
+    float8: str | None = None,
 ) -> Any: ...
 def find_blocks(
     mods: _Mods,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from clattn import _core
+from clattn._arguments.bytes import read_bytes
 from clattn._arguments.integers import integer, integers, table
 from clattn.flex.compile import trace_mods
 
@@ -35,6 +38,8 @@ def varlen_attn(
     page_layout: Literal["NHD", "HND"] = "NHD",
     softcap: float = 0.0,
     sinks: Array | None = None,
+    key_scale: Array | float | None = None,
+    value_scale: Array | float | None = None,
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     return_lse: bool = False,
@@ -53,7 +58,8 @@ def varlen_attn(
     query : array of shape (total_q, Hq, E)
         float16, bfloat16, float32 or float64.
     key : array of shape (total_k, Hk, E)
-        Of query's dtype. With `block_table`, pages: (num_pages, page_size, Hk, E), or
+        Of query's dtype, or int8 or float8 (``ml_dtypes.float8_e4m3fn``, ``float8_e5m2``), which the
+        scales multiply. With `block_table`, pages: (num_pages, page_size, Hk, E), or
         (num_pages, Hk, page_size, E) with `page_layout` "HND".
     value : array of shape (total_k, Hk, Ev)
         Likewise.
@@ -85,6 +91,9 @@ def varlen_attn(
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)``.
     sinks : array of shape (Hq,), optional
         See `clattn.scaled_dot_product_attention`.
+    key_scale, value_scale : float32, optional
+        Factors of keys and of values: one number, one for each head, (Hk,), or one for each key, of
+        key's shape without the last dimension. int8 needs them. Default: 1.
     score_mod, mask_mod : callable, optional
         See `clattn.flex_attention`. b is the number of the sequence; positions count within it.
     return_lse : bool
@@ -120,6 +129,7 @@ def varlen_attn(
     if page_layout not in ("NHD", "HND"):
         raise ValueError(f'page_layout is {page_layout!r}; expected "NHD" or "HND"')
     modified = score_mod is not None or mask_mod is not None
+    key, value, float8 = read_bytes(key, value, key_scale, value_scale)
     return _core.varlen_attn(
         query,
         key,
@@ -132,6 +142,9 @@ def varlen_attn(
         out=out,
         device=device,
         sinks=sinks,
+        key_scale=_scale(key_scale, float8),
+        value_scale=_scale(value_scale, float8),
+        float8=float8,
         layout="BLHE",
         mods=trace_mods(score_mod, mask_mod, query) if modified else None,
         return_lse=return_lse,
@@ -141,6 +154,13 @@ def varlen_attn(
         block_table=None if block_table is None else table(block_table, "block_table"),
         heads_first=page_layout == "HND",
     )
+
+
+def _scale(scale: Any, float8: str | None) -> Any:
+    """Return a scale as an array; None: there is none to multiply by."""
+    if isinstance(scale, int | float | np.number) or (scale is None and float8 is not None):
+        return np.array(1 if scale is None else scale, np.float32)
+    return scale
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
