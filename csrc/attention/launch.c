@@ -11,6 +11,7 @@
 #include "attention/variants.h" /* ca_attention_plan_redo */
 #include "opencl/launch.h"
 #include "opencl/marks.h"
+#include "opencl/prepare.h"
 #include "opencl/program.h"
 #include "opencl/runtime.h"
 #include "opencl/storage.h"
@@ -20,6 +21,21 @@
 
 _Static_assert(MOST_ARGUMENTS * 8 + CA_ATTENTION_PARAMS_SIZE <= 1024,
                "every device takes 1,024 bytes of arguments");
+
+ca_status
+ca_attention_find_instructions(ca_device *device, const ca_forced *forced,
+                               const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
+        CA_TRY(ca_device_find_amx(device, error));
+        if (forced->kernel != NULL || ca_device_get_info(device)->fast_pairs) {
+            CA_TRY(ca_device_find_pairs(device, error));
+        }
+    }
+done:
+    return status;
+}
 
 /* A result that fills its extent is written as a whole. */
 static ca_access

@@ -12,6 +12,11 @@
 #include "opencl/info.h"    /* ca_device */
 #include "opencl/storage.h" /* ca_storage */
 
+/* Find out whether the device has instructions for bfloat16, if the query has this dtype. Where pairs are
+   slower than floats, the function asks for pairs only if a variant is forced. */
+ca_status ca_attention_find_instructions(ca_device *device, const ca_forced *forced,
+                                         const ca_attention *attention, ca_error *error);
+
 /* Build the plan's kernels and launch them on a prepared device; wait, except for results that the
    device holds (ca_launch_run). CA_ERROR_KERNEL where the driver cannot build, create or enqueue a
    kernel: no result is defined then, and another plan may be launched. *limits become tighter

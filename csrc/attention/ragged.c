@@ -7,7 +7,6 @@
 #include "attention/fill.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
-#include "attention/run.h"
 #include "attention/trial.h"
 #include "attention/variants.h"
 #include "kernels/attention/sequences.h"
@@ -262,7 +261,7 @@ compare_costs(const void *a, const void *b)
 }
 
 /* Sort ranges by their costs. Drivers for CPUs give each core a run of work-items that follow each other. So
-   there the ranges are dealt out to the cores, in turns to and fro, and those of a core follow each other. */
+   there the ranges are dealt out to the cores, back and forth, and those of a core follow each other. */
 static ca_status
 sort_ranges(const ragged *r, row_range *ranges, int64_t count, ca_error *error)
 {

@@ -149,21 +149,6 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-ca_status
-ca_attention_find_instructions(ca_device *device, const ca_forced *forced,
-                               const ca_attention *attention, ca_error *error)
-{
-    ca_status status = CA_OK;
-    if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
-        CA_TRY(ca_device_find_amx(device, error));
-        if (forced->kernel != NULL || ca_device_get_info(device)->fast_pairs) {
-            CA_TRY(ca_device_find_pairs(device, error));
-        }
-    }
-done:
-    return status;
-}
-
 /* Build the kernel that writes scores behind the variant of a plan, if the problem has one. *works becomes
    false if the driver cannot build it: then the reference writes the scores. A kernel of a variant that is
    forced has to work. */

@@ -16,11 +16,6 @@ bool ca_attention_is_trivial(const ca_attention *attention);
 /* Write the answer of a trivial problem: zeros, and -inf for the log-sum-exp. */
 ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
 
-/* Find out whether the device has instructions for bfloat16, if the query has this dtype. Where pairs are
-   slower than floats, the function asks for pairs only if a variant is forced. */
-ca_status ca_attention_find_instructions(ca_device *device, const ca_forced *forced,
-                                         const ca_attention *attention, ca_error *error);
-
 /* Plan the problem, launch it and wait, except for results that a device holds
    (ca_launch_run). The problem must not be trivial; it is changed on the way.
    CA_ERROR_SETTING where the variant that is forced does not take the problem, or the

@@ -111,6 +111,14 @@ done:
     return status;
 }
 
+/* Returns how many keys the pages of a row of block_table hold. */
+static int64_t
+room_of(const ca_varlen *varlen, int64_t page_size)
+{
+    int64_t most = varlen->block_table.shape[1];
+    return most > 0 && page_size > INT64_MAX / most ? INT64_MAX : most * page_size;
+}
+
 /* Find the number of keys of each sequence. */
 static ca_status
 find_lengths(const ca_varlen *varlen, int64_t page_size, int64_t *lengths, ca_error *error)
@@ -119,8 +127,7 @@ find_lengths(const ca_varlen *varlen, int64_t page_size, int64_t *lengths, ca_er
     const int64_t *offsets = numbers_of(&varlen->cu_seq_k);
     const int64_t *used = numbers_of(&varlen->seqused_k);
     for (int64_t b = 0; b + 1 < varlen->cu_seq_q.shape[0]; b++) {
-        int64_t there =
-            paged ? varlen->block_table.shape[1] * page_size : offsets[b + 1] - offsets[b];
+        int64_t there = paged ? room_of(varlen, page_size) : offsets[b + 1] - offsets[b];
         lengths[b] = used != NULL ? used[b] : offsets[b + 1] - offsets[b];
         if (lengths[b] < 0 || lengths[b] > there) {
             return ca_error_set(error, CA_ERROR_VALUE,
@@ -143,7 +150,9 @@ find_pages(const ca_varlen *varlen, int64_t num_pages, int64_t *pages, ca_sequen
     const int64_t *table = numbers_of(&varlen->block_table);
     sequences->pages = pages;
     for (int64_t b = 0; b < sequences->count; b++) {
-        int64_t needed = (sequences->lengths[b] + sequences->page_size - 1) / sequences->page_size;
+        int64_t length = sequences->lengths[b];
+        int64_t needed =
+            length / sequences->page_size + (length % sequences->page_size != 0 ? 1 : 0);
         keys[b] = sequences->page_count;
         for (int64_t n = 0; n < needed; n++) {
             int64_t page = table[b * varlen->block_table.shape[1] + n];

@@ -22,7 +22,8 @@ typedef struct {
     ca_tensor block_table; /* (n, most) */
     ca_tensor key_scale;   /* float32 (), (Hk), or of the shape of key without its last dimension */
     ca_tensor value_scale;
-    bool heads_first; /* pages are (num_pages, Hk, page_size, E), not (num_pages, page_size, Hk, E) */
+    bool
+        heads_first; /* pages are (num_pages, Hk, page_size, E), not (num_pages, page_size, Hk, E) */
 } ca_varlen;
 
 /* The sequences of a checked call, with the memory that they point to. */

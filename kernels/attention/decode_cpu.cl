@@ -30,6 +30,7 @@
 #define SCORE_LANES LANES_ARE_KEYS
 #include "kernels/attention/addends.clh"             /* load_addends_rows */
 #include "kernels/attention/decode_cpu/fetching.clh" /* find_stream, FETCH */
+#include "kernels/attention/decode_cpu/runs.clh"     /* block_runs, scale_block */
 #include "kernels/attention/keys.clh"                /* key_run */
 #include "kernels/attention/score.clh"               /* finish_score, weight_of, write_lse */
 #include "kernels/attention/splits.clh"              /* base_of, partial_row, find_share */
@@ -63,27 +64,6 @@ typedef struct {
 } decode_row;
 
 /* --- a block of keys -------------------------------------------------------------- */
-
-/* The keys of a block, of one key head: those of a run, and of the runs behind it, which have its strides. */
-typedef struct {
-    const attention_call *call;
-    const ca_int64 *batch;
-    ca_int64 j0; /* the block's first key */
-    key_run run;
-    int first; /* the run's first key, counted from j0 */
-} block_runs;
-
-/* Goes to the run of key k of a block. Returns how many of its keys, `left` at most, follow from k on. */
-INLINED int
-go_to_key(block_runs *runs, int k, int left)
-{
-    if (USES(runs->call->params, SEQUENCES) &&
-        (k < runs->first || k - runs->first >= runs->run.count)) {
-        find_key_run(&runs->run, runs->call, runs->batch, runs->j0 + k);
-        runs->first = k;
-    }
-    return (int)min((ca_int64)left, runs->run.count - (k - runs->first));
-}
 
 /* queries[n * RT] = vector n of a row, scaled. Columns that the last vector shares with
    the vector before are 0 in the last vector. */
@@ -182,32 +162,6 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
         }
         PLAIN_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
-        }
-    }
-}
-
-/* Multiplies numbers of `keys` keys of a block, [RT][BN], by the scales of the keys, or of their values. */
-OUTER void
-scale_block(block_runs *runs, int keys, bool of_values, realv *numbers)
-{
-    const ca_attention_params *params = runs->call->params;
-    real scales[BN];
-    int count;
-    PLAIN_FOR (int k = 0; k < keys; k += count) {
-        count = go_to_key(runs, k, keys - k);
-        const int from = k - runs->first;
-        PLAIN_FOR (int n = 0; n < count; n++) {
-            scales[k + n] = of_values ? value_scale_of(params, &runs->run, from + n)
-                                      : key_scale_of(params, &runs->run, from + n);
-        }
-    }
-    PLAIN_FOR (int k = keys; k % LANES != 0; k++) {
-        scales[k] = REAL(1.0);
-    }
-    PLAIN_FOR (int k = 0; k < keys; k += LANES) {
-        const realv scale = *(const unaligned_realv *)(scales + k);
-        UNROLLED_FOR (int r = 0; r < RT; r++) {
-            numbers[r * (BN / LANES) + k / LANES] *= scale;
         }
     }
 }

@@ -58,8 +58,8 @@ def varlen_attn(
     query : array of shape (total_q, Hq, E)
         float16, bfloat16, float32 or float64.
     key : array of shape (total_k, Hk, E)
-        Of query's dtype, or int8 or float8 (``ml_dtypes.float8_e4m3fn``, ``float8_e5m2``), which the
-        scales multiply. With `block_table`, pages: (num_pages, page_size, Hk, E), or
+        Of query's dtype, int8, or float8 (``ml_dtypes.float8_e4m3fn``, ``float8_e5m2``): bytes that
+        the scales multiply. With `block_table`, pages: (num_pages, page_size, Hk, E), or
         (num_pages, Hk, page_size, E) with `page_layout` "HND".
     value : array of shape (total_k, Hk, Ev)
         Likewise.

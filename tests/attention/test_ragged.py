@@ -7,7 +7,7 @@ import pytest
 from references.attention import DTYPES, float32
 from support.checks import assert_close
 from support.data import draw
-from support.ragged import check, in_pages, packed, run, seen
+from support.ragged import check_sequences, in_pages, packed, run, seen
 from support.variants import decode_for, force, takes_cpu_kernels
 
 INF, NAN = np.inf, np.nan
@@ -50,40 +50,42 @@ PAGES = {"packed": {}, "HND": {"page_size": 16}, "NHD": {"page_size": 7, "page_l
 @pytest.mark.parametrize("pages", PAGES)
 @pytest.mark.parametrize("lengths", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_each_sequence_attends_to_its_own_keys(device, lengths, pages, options):
-    check(packed(*lengths), device, **PAGES[pages], **OPTIONS[options])
+    check_sequences(packed(*lengths), device, **PAGES[pages], **OPTIONS[options])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("E", "Ev"), [(16, 24), (72, 40)])
 def test_dtypes_and_head_sizes(device, dtype, E, Ev):
     given = packed([1, 40, 3], [50, 70, 9], E=E, Ev=Ev, dtype=dtype)
-    check(given, device, is_causal="lower_right")
-    check(given, device, page_size=5, is_causal="lower_right")
+    check_sequences(given, device, is_causal="lower_right")
+    check_sequences(given, device, page_size=5, is_causal="lower_right")
 
 
 @fastest
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (6, 6), (8, 2)], ids=str)
 def test_heads(device, heads):
     given = packed([3, 1, 40], [50, 70, 90], *heads)
-    check(given, device)
-    check(given, device, page_size=32, page_layout="NHD")
+    check_sequences(given, device)
+    check_sequences(given, device, page_size=32, page_layout="NHD")
 
 
 @fastest
 @pytest.mark.parametrize("page_size", [1, 3, 100, 256, 512])
 def test_page_sizes(device, page_size):
-    check(packed([1, 20], [700, 65]), device, page_size=page_size, is_causal="lower_right")
+    check_sequences(
+        packed([1, 20], [700, 65]), device, page_size=page_size, is_causal="lower_right"
+    )
 
 
 @fastest
 def test_many_sequences_of_one_row(device):
-    check(packed([1] * 1000, [n % 7 for n in range(1000)], E=8), device)
+    check_sequences(packed([1] * 1000, [n % 7 for n in range(1000)], E=8), device)
 
 
 @fastest
 def test_long_sequences_are_split_among_short_ones(device):
     """Their keys are more than 256 KiB, and the other sequences have a few."""
-    check(packed([1, 1, 2, 1], [6000, 3, 0, 90], Hq=2, Hk=1, E=64), device, page_size=64)
+    check_sequences(packed([1, 1, 2, 1], [6000, 3, 0, 90], Hq=2, Hk=1, E=64), device, page_size=64)
 
 
 def test_sinks(device):
@@ -137,8 +139,8 @@ def numbers(*rows):
 
 @fastest
 def test_one_row_beside_empty_sequences(device):
-    check(packed([0, 1, 0, 1], [0, 3, 0, 5], Hq=9, Hk=3), device)
-    check(packed([0, 0, 2], [4, 0, 3], Hq=1, Hk=1), device)
+    check_sequences(packed([0, 1, 0, 1], [0, 3, 0, 5], Hq=9, Hk=3), device)
+    check_sequences(packed([0, 0, 2], [4, 0, 3], Hq=1, Hk=1), device)
 
 
 @fastest
@@ -147,7 +149,9 @@ def test_alignment(device):
     q, k, v = numbers(0, 0), numbers(0, 0, 0), numbers(1, 2, 6)
 
     def means(**options):
-        return clattn.varlen_attn(q, k, v, [0, 2], [0, 3], device=device, scale=1, **options).ravel()
+        return clattn.varlen_attn(
+            q, k, v, [0, 2], [0, 3], device=device, scale=1, **options
+        ).ravel()
 
     np.testing.assert_allclose(means(is_causal=True), [1, 1.5])
     np.testing.assert_allclose(means(window_size=(-1, 0)), [1.5, 3])
@@ -173,7 +177,7 @@ def test_rows_above_the_first_key_have_no_log_sum_exp(device, paged):
 @fastest
 @pytest.mark.parametrize("huge", [1e4, NAN, INF])
 def test_other_sequences_change_no_bit(device, huge):
-    """Neither what lies before or behind a sequence, nor how a sequence looks that is not its own."""
+    """What lies before or behind a sequence."""
     given = packed([1, 20, 40], [30, 60, 20])
     before, lse = run(given, device, is_causal=True)
     given.query[:1], given.key[:30], given.value[:30] = huge, huge, huge
@@ -252,7 +256,9 @@ def test_pages_may_be_views_with_any_strides(device):
     """Every second page and head of an array, rows backwards."""
     given = packed([1, 20], [9, 40])
     key, value, table = in_pages(given, 4)
-    wide = [np.full((2 * p.shape[0], 2 * p.shape[1], *p.shape[2:]), NAN, p.dtype) for p in (key, value)]
+    wide = [
+        np.full((2 * p.shape[0], 2 * p.shape[1], *p.shape[2:]), NAN, p.dtype) for p in (key, value)
+    ]
     views = [array[::2, ::2, ::-1] for array in wide]
     for view, pages in zip(views, (key, value), strict=True):
         view[...] = pages
@@ -279,6 +285,8 @@ def test_tensors_and_offsets_of_any_library(device):
     arrays = [clattn.tensor(array, device=device) for array in given[:3]]
     for read in (list, np.int32, torch.tensor, lambda x: clattn.tensor(x, device=device)):
         offsets = [read(x) if read is not np.int32 else x.astype(read) for x in given[3:]]
-        got = clattn.varlen_attn(*arrays, *offsets, is_causal=True, enable_gqa=True, return_lse=True)
+        got = clattn.varlen_attn(
+            *arrays, *offsets, is_causal=True, enable_gqa=True, return_lse=True
+        )
         for one, other in zip(got, right, strict=True):
             np.testing.assert_array_equal(one.numpy(), other)

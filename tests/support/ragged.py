@@ -31,7 +31,9 @@ class Packed(NamedTuple):
 
 def packed(rows, keys, Hq=4, Hk=2, E=16, Ev=None, dtype=np.float32, behind=2, seed=0):
     """Sequences of so many rows and keys, with `behind` rows of NaN behind the last one."""
-    cu_seq_q, cu_seq_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (rows, keys))
+    cu_seq_q, cu_seq_k = (
+        np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (rows, keys)
+    )
     shapes = (cu_seq_q[-1], Hq, E), (cu_seq_k[-1], Hk, E), (cu_seq_k[-1], Hk, Ev or E)
     arrays = [draw(shape, dtype, seed * 3 + n) for n, shape in enumerate(shapes)]
     nothing = [np.full((behind, *array.shape[1:]), NAN, dtype) for array in arrays]
@@ -39,28 +41,33 @@ def packed(rows, keys, Hq=4, Hk=2, E=16, Ev=None, dtype=np.float32, behind=2, se
     return Packed(*joined, cu_seq_q, cu_seq_k)
 
 
-def in_pages(given, page_size, layout="HND", spare=2, seed=0):
-    """Keys and values in permuted pages with NaN in unused rows, and their table."""
+def in_pages(given, page_size, layout="HND", spare=2, seed=0, more=()):
+    """Keys, values, and `more` arrays with a number for each key and head, in permuted pages.
+
+    Unused rows hold NaN, or the largest integer. The last result is the table.
+    """
     lengths = np.diff(given.cu_seq_k)
     counts = -(-lengths // page_size)
     order = np.random.default_rng(seed).permutation(counts.sum() + spare)
     table = np.full((len(lengths), counts.max(initial=0) + 1), -1, np.int32)
-    pages = [
-        np.full((len(order), page_size, *array.shape[1:]), NAN, array.dtype)
-        for array in (given.key, given.value)
-    ]
-    place = 0
     for b, count in enumerate(counts):
-        table[b, :count] = order[place : place + count]
-        place += count
-        for page, array in zip(pages, (given.key, given.value), strict=True):
-            own = array[given.cu_seq_k[b] : given.cu_seq_k[b + 1]]
-            for n in range(count):
-                part = own[n * page_size : (n + 1) * page_size]
-                page[table[b, n], : len(part)] = part
-    if layout == "HND":
-        pages = [np.ascontiguousarray(page.swapaxes(1, 2)) for page in pages]
-    return *pages, table
+        table[b, :count], order = order[:count], order[count:]
+    arrays = (given.key, given.value, *more)
+    return *(
+        _page(array, given.cu_seq_k, table, page_size, layout, spare) for array in arrays
+    ), table
+
+
+def _page(array, offsets, table, page_size, layout, spare):
+    filler = np.iinfo(array.dtype).max if array.dtype.kind in "iu" else NAN
+    used = int((table >= 0).sum())
+    pages = np.full((used + spare, page_size, *array.shape[1:]), filler, array.dtype)
+    for b, row in enumerate(table):
+        own = array[offsets[b] : offsets[b + 1]]
+        for n, page in enumerate(row[row >= 0]):
+            part = own[n * page_size : (n + 1) * page_size]
+            pages[page, : len(part)] = part
+    return np.ascontiguousarray(pages.swapaxes(1, 2)) if layout == "HND" else pages
 
 
 def seen(rows, keys, is_causal=False, window_size=(-1, -1)):
@@ -95,7 +102,7 @@ def run(given, device, page_size=None, page_layout="HND", **options):
     )  # fmt: skip
 
 
-def check(given, device, page_size=None, page_layout="HND", **options):
+def check_sequences(given, device, page_size=None, page_layout="HND", **options):
     """The call gives what a call for each sequence gives."""
 
     def call():

@@ -16,9 +16,7 @@ def read_bytes(
 ) -> tuple[Any, Any, str | None]:
     """Return key and value as the core reads them, and the name of their float8 dtype, if any."""
     words = [str(getattr(array, "dtype", "")).removeprefix("torch.") for array in (key, value)]
-    for name, word, scale in zip(
-        ("key", "value"), words, (key_scale, value_scale), strict=True
-    ):
+    for name, word, scale in zip(("key", "value"), words, (key_scale, value_scale), strict=True):
         if word == "int8" and scale is None:
             raise TypeError(f"{name} has dtype int8; expected {name}_scale with it")
     found = [word for word in words if word in FLOAT8]
