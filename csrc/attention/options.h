@@ -30,6 +30,7 @@ int ca_attention_optional(const ca_attention *attention,
 #define CA_RAGGED_OPTIONS CA_USES(SEQUENCES)
 
 #define CA_SCALE_OPTIONS (CA_USES(KEY_SCALE) | CA_USES(VALUE_SCALE))
+#define CA_INT4_OPTIONS  (CA_USES(KEY_OFFSET) | CA_USES(VALUE_OFFSET))
 
 #define CA_PAST_OPTIONS (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE))
 

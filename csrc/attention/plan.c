@@ -78,9 +78,9 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     ca_kernel_define(spec, "DTYPE", (int64_t)dtype);
     if (ca_attention_has_codes(attention)) {
         ca_dtype key_dtype = attention->operands[CA_ATTENTION_KEY].dtype;
-        bool float8 = attention->float8 != 0;
-        ca_kernel_define(spec, "KEY_DTYPE", float8 ? attention->float8 : (int64_t)key_dtype);
-        ca_kernel_define(spec, "VALUE_DTYPE", float8 ? attention->float8 : (int64_t)value_dtype);
+        int64_t code = attention->code != 0 ? attention->code : (int64_t)key_dtype;
+        ca_kernel_define(spec, "KEY_DTYPE", code);
+        ca_kernel_define(spec, "VALUE_DTYPE", code);
     } else {
         ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
     }

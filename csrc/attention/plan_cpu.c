@@ -341,7 +341,7 @@ const ca_variant ca_variant_cpu = {
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
     .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS |
-             CA_USES(DROPOUT),
+             CA_INT4_OPTIONS | CA_USES(DROPOUT),
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };

@@ -169,7 +169,7 @@ const ca_variant ca_variant_tiled = {
     .max_head = CA_TILING_HEAD,
     .max_value_head = CA_TILING_HEAD,
     .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS |
-             CA_USES(DROPOUT),
+             CA_INT4_OPTIONS | CA_USES(DROPOUT),
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",

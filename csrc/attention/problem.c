@@ -25,10 +25,8 @@ static const struct {
 };
 
 const ca_attention_role ca_paged_roles[CA_PAGED_OPERANDS] = {
-    CA_ATTENTION_KEY,
-    CA_ATTENTION_VALUE,
-    CA_ATTENTION_KEY_SCALE,
-    CA_ATTENTION_VALUE_SCALE,
+    CA_ATTENTION_KEY,         CA_ATTENTION_VALUE,      CA_ATTENTION_KEY_SCALE,
+    CA_ATTENTION_VALUE_SCALE, CA_ATTENTION_KEY_OFFSET, CA_ATTENTION_VALUE_OFFSET,
 };
 
 static bool
@@ -60,7 +58,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->call = "attention";
     attention->inputs = attention->scored = NULL;
     attention->sequences = NULL;
-    attention->float8 = 0;
+    attention->code = 0;
 }
 
 /* ---- folding ---- */

@@ -49,7 +49,7 @@ typedef enum {
 } ca_scores_stage;
 
 /* The operands that may lie in pages: keys, values and their scales. */
-#define CA_PAGED_OPERANDS 4
+#define CA_PAGED_OPERANDS 6
 extern const ca_attention_role ca_paged_roles[CA_PAGED_OPERANDS];
 
 /* The sequences of a ragged problem. Rows of the query are those of all sequences, and so are the keys, unless
@@ -123,7 +123,7 @@ typedef struct ca_attention {
     const char *call;              /* the function that the user called, for messages */
     const ca_sequences *sequences; /* NULL: the problem is not ragged */
     int64_t
-        float8; /* CA_KERNEL_FLOAT8_…: keys and values are such bytes; 0: of their operands' dtypes */
+        code; /* what the bytes of keys and values are: CA_KERNEL_FLOAT8_…, _INT4; 0: their dtype */
     /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
     const struct ca_attention *inputs;
     /* The same problem with the scores that a kernel behind writes, on the way to a launch; NULL: none. */

@@ -361,8 +361,9 @@ write_table(ragged *r, ca_error *error)
         header[CA_HEADER_COUNT] = r->count;
         header[CA_HEADER_PAGES] = pages;
         header[CA_HEADER_PAGE_SIZE] = given->page_size;
-        static const int strides[CA_PAGED_OPERANDS] = {CA_HEADER_KEY_PAGE, CA_HEADER_VALUE_PAGE,
-                                                       CA_HEADER_KEY_SCALE, CA_HEADER_VALUE_SCALE};
+        static const int strides[CA_PAGED_OPERANDS] = {
+            CA_HEADER_KEY_PAGE,    CA_HEADER_VALUE_PAGE, CA_HEADER_KEY_SCALE,
+            CA_HEADER_VALUE_SCALE, CA_HEADER_KEY_OFFSET, CA_HEADER_VALUE_OFFSET};
         for (int k = 0; k < CA_PAGED_OPERANDS; k++) {
             header[strides[k]] = given->paged[k] != NULL ? given->paged[k]->strides[0] : 0;
         }

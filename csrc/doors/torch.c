@@ -13,9 +13,10 @@
 void
 ca_torch_sdpa_init(ca_torch_sdpa *call)
 {
-    ca_tensor *tensors[] = {&call->query,          &call->key,       &call->value,
-                            &call->attn_mask,      &call->sinks,     &call->offsets,
-                            &call->blocks.entries, &call->key_scale, &call->value_scale};
+    ca_tensor *tensors[] = {&call->query,          &call->key,         &call->value,
+                            &call->attn_mask,      &call->sinks,       &call->offsets,
+                            &call->blocks.entries, &call->key_scale,   &call->value_scale,
+                            &call->key_offset,     &call->value_offset};
     call->has_mask = false;
     call->position = 0;
     call->causal = CA_CAUSAL_NONE;
@@ -29,7 +30,7 @@ ca_torch_sdpa_init(ca_torch_sdpa *call)
     call->returns_weights = false;
     call->mods = NULL;
     call->sequences = NULL;
-    call->float8 = 0;
+    call->code = 0;
     for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; t++) {
         ca_tensor_set_absent(tensors[t]);
     }
@@ -312,8 +313,8 @@ check_offsets(const ca_torch_sdpa *call, ca_error *error)
 static ca_status
 check_dtypes(const ca_torch_sdpa *call, ca_error *error)
 {
-    ca_dtype code = call->float8 != 0 ? CA_UINT8 : CA_INT8;
-    if (call->key.dtype != CA_INT8 && call->float8 == 0) {
+    ca_dtype code = call->code != 0 ? CA_UINT8 : CA_INT8;
+    if (call->key.dtype != CA_INT8 && call->code == 0) {
         return ca_door_check_dtypes(&call->query, &call->key, &call->value, error);
     }
     return call->key.dtype == code && call->value.dtype == code
@@ -457,8 +458,10 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
         {weights, 2, CA_ATTENTION_SCORES},
         {&call->sinks, 0, CA_ATTENTION_SINKS},
         {offsets, 0, CA_ATTENTION_OFFSETS},
-        {&call->key_scale, 1, CA_ATTENTION_KEY_SCALE},
-        {&call->value_scale, 1, CA_ATTENTION_VALUE_SCALE},
+        {&call->key_scale, 2, CA_ATTENTION_KEY_SCALE},
+        {&call->value_scale, 2, CA_ATTENTION_VALUE_SCALE},
+        {&call->key_offset, 2, CA_ATTENTION_KEY_OFFSET},
+        {&call->value_offset, 2, CA_ATTENTION_VALUE_OFFSET},
     };
 
     ca_attention_init(attention, views);
@@ -480,7 +483,7 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
 
     attention->stage = CA_SCORES_WEIGHTS;
     attention->sequences = call->sequences;
-    attention->float8 = call->float8;
+    attention->code = call->code;
 
     int64_t shift =
         ca_door_add_places(call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0, call->position);

@@ -51,10 +51,13 @@ typedef struct {
     ca_mods *mods;                 /* NULL: none; the door sets the numbers of the call */
     ca_blocks blocks;              /* of a mask that mods have; entries absent: none */
     const ca_sequences *sequences; /* of packed rows and keys; NULL: none */
-    ca_tensor key_scale;           /* float32 (Hk, S), with sequences alone; data NULL: none */
+    /* With sequences alone; data NULL: none. float32 (Hk, S, 1), or of int4 (Hk, S, groups), as key_offset and
+       value_offset, which only int4 has. */
+    ca_tensor key_scale;
     ca_tensor value_scale;
-    int64_t
-        float8; /* CA_KERNEL_FLOAT8_…: key and value are uint8 that stand for such numbers; or 0 */
+    ca_tensor key_offset;
+    ca_tensor value_offset;
+    int64_t code; /* CA_KERNEL_FLOAT8_… or _INT4: what key and value are, of dtype uint8; or 0 */
 } ca_torch_sdpa;
 
 /* Start a call without arrays, options and results beside the output. */

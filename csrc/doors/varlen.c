@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "doors/common.h"
+#include "kernels/attention/params.h" /* CA_KERNEL_INT4 */
 
 static const int64_t *
 numbers_of(const ca_tensor *tensor)
@@ -213,11 +214,14 @@ set_scale(const ca_tensor *scale, const char *name, const ca_tensor *array, bool
     return CA_OK;
 }
 
-/* View (S, Hk) as (Hk, S). */
+/* View (S, Hk) as (Hk, S, 1), and (S, Hk, groups) as (Hk, S, groups). */
 static void
-turn_scale(ca_tensor *scale)
+turn_factor(ca_tensor *factor)
 {
-    ca_tensor_swap(scale, 0);
+    ca_tensor_swap(factor, 0);
+    if (factor->ndim == 2) {
+        ca_tensor_add_dim(factor, 1, 0);
+    }
 }
 
 /* Check that values have as many pages as keys, and that pages have rows. */
@@ -241,72 +245,107 @@ check_pages(const ca_torch_sdpa *call, bool heads_first, ca_error *error)
     return CA_OK;
 }
 
+/* Allocate the numbers of the sequences, and fill those that need no table. */
+static ca_status
+find_sequences(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_varlen_sequences *found,
+               ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool paged = varlen->block_table.data != NULL;
+    int64_t count = varlen->cu_seq_q.shape[0] - 1;
+    int64_t most = paged ? varlen->block_table.shape[1] : 0;
+    found->memory = calloc((size_t)(count * (3 + most) + 2), sizeof(*found->memory));
+    if (found->memory == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %lld sequences",
+                            (long long)count);
+    }
+    int64_t *rows = found->memory;
+    int64_t *lengths = rows + count + 1;
+    int64_t *keys = lengths + count;
+    ca_sequences *sequences = &found->sequences;
+    *sequences =
+        (ca_sequences){.count = count,
+                       .rows = rows,
+                       .keys = keys,
+                       .lengths = lengths,
+                       .left = call->window_left,
+                       .right = call->causal == CA_CAUSAL_LOWER_RIGHT ? 0 : call->window_right,
+                       .causal = call->causal == CA_CAUSAL_UPPER_LEFT,
+                       .page_size = paged ? call->key.shape[varlen->heads_first ? 2 : 1] : 0};
+    for (int64_t b = 0; b <= count; b++) {
+        rows[b] = numbers_of(&varlen->cu_seq_q)[b];
+    }
+    CA_TRY(find_lengths(varlen, sequences->page_size, lengths, error));
+    for (int64_t b = 0; b < count; b++) {
+        bool longer = lengths[b] > sequences->most_keys;
+        sequences->most_keys = longer ? lengths[b] : sequences->most_keys;
+        keys[b] = paged ? 0 : numbers_of(&varlen->cu_seq_k)[b];
+    }
+    if (paged) {
+        CA_TRY(find_pages(varlen, call->key.shape[0], keys + count, sequences, keys, error));
+    }
+done:
+    return status;
+}
+
+/* Set the scales of keys and values. Those of int4 come with offsets, and have the shape of the pages but for
+   the last dimension. */
+static ca_status
+set_scales(const ca_varlen *varlen, ca_torch_sdpa *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool paged = varlen->block_table.data != NULL;
+    if (call->code == CA_KERNEL_INT4) {
+        call->key_scale = varlen->key_scale;
+        call->value_scale = varlen->value_scale;
+        call->key_offset = varlen->key_offset;
+        call->value_offset = varlen->value_offset;
+        return CA_OK;
+    }
+    CA_TRY(set_scale(&varlen->key_scale, "key_scale", &call->key, paged, varlen->heads_first,
+                     &call->key_scale, error));
+    CA_TRY(set_scale(&varlen->value_scale, "value_scale", &call->value, paged, varlen->heads_first,
+                     &call->value_scale, error));
+done:
+    return status;
+}
+
 ca_status
 ca_varlen_find(const ca_varlen *varlen, ca_torch_sdpa *call, ca_varlen_sequences *found,
                ca_error *error)
 {
     ca_status status = CA_OK;
     bool paged = varlen->block_table.data != NULL;
-    ca_sequences *sequences = &found->sequences;
+    ca_tensor *operands[CA_PAGED_OPERANDS] = {&call->key,        &call->value,
+                                              &call->key_scale,  &call->value_scale,
+                                              &call->key_offset, &call->value_offset};
     CA_TRY(check_arrays(varlen, call, error));
     CA_TRY(check_numbers(varlen, call, error));
     if (paged) {
         CA_TRY(check_pages(call, varlen->heads_first, error));
     }
-    int64_t count = varlen->cu_seq_q.shape[0] - 1;
-    int64_t most = paged ? varlen->block_table.shape[1] : 0;
-    int64_t page_size = paged ? call->key.shape[varlen->heads_first ? 2 : 1] : 0;
-    found->memory = calloc((size_t)(count * (3 + most) + 2), sizeof(*found->memory));
-    if (found->memory == NULL) {
-        CA_TRY(
-            ca_error_set(error, CA_ERROR_MEMORY, "no memory for %lld sequences", (long long)count));
-    }
-    int64_t *rows = found->memory;
-    int64_t *lengths = rows + count + 1;
-    int64_t *keys = lengths + count;
-    for (int64_t b = 0; b <= count; b++) {
-        rows[b] = numbers_of(&varlen->cu_seq_q)[b];
-    }
-    CA_TRY(find_lengths(varlen, page_size, lengths, error));
-    *sequences = (ca_sequences){.count = count,
-                                .rows = rows,
-                                .keys = keys,
-                                .lengths = lengths,
-                                .left = call->window_left,
-                                .right = call->window_right,
-                                .causal = call->causal == CA_CAUSAL_UPPER_LEFT,
-                                .page_size = page_size};
-    if (call->causal == CA_CAUSAL_LOWER_RIGHT) {
-        sequences->right = 0;
-    }
-    for (int64_t b = 0; b < count; b++) {
-        bool longer = lengths[b] > sequences->most_keys;
-        sequences->most_keys = longer ? lengths[b] : sequences->most_keys;
-        keys[b] = paged ? 0 : numbers_of(&varlen->cu_seq_k)[b];
-    }
-    CA_TRY(set_scale(&varlen->key_scale, "key_scale", &call->key, paged, varlen->heads_first,
-                     &call->key_scale, error));
-    CA_TRY(set_scale(&varlen->value_scale, "value_scale", &call->value, paged, varlen->heads_first,
-                     &call->value_scale, error));
-    if (paged) {
-        ca_tensor *operands[CA_PAGED_OPERANDS] = {&call->key, &call->value, &call->key_scale,
-                                                  &call->value_scale};
-        CA_TRY(find_pages(varlen, call->key.shape[0], keys + count, sequences, keys, error));
-        for (int n = 0; n < CA_PAGED_OPERANDS; n++) {
-            if (operands[n]->data != NULL) {
-                found->pages[n] = *operands[n];
-                sequences->paged[n] = &found->pages[n];
-                *operands[n] = first_page(&found->pages[n], varlen->heads_first);
-            }
+    CA_TRY(find_sequences(varlen, call, found, error));
+    CA_TRY(set_scales(varlen, call, error));
+    for (int n = 0; n < CA_PAGED_OPERANDS; n++) {
+        ca_tensor *operand = operands[n];
+        bool is_factor = n > 1;
+        if (operand->data == NULL) {
+            continue;
+        }
+        if (paged) {
+            found->pages[n] = *operand;
+            found->sequences.paged[n] = &found->pages[n];
+            *operand = first_page(&found->pages[n], varlen->heads_first);
+        }
+        if (is_factor) { /* (S, Hk, …) */
+            turn_factor(operand);
         }
     }
-    if (call->key_scale.data != NULL) {
-        turn_scale(&call->key_scale);
+    if (call->code == CA_KERNEL_INT4) { /* two in a byte */
+        call->key.shape[2] = call->query.shape[2];
+        call->value.shape[2] = varlen->value_size;
     }
-    if (call->value_scale.data != NULL) {
-        turn_scale(&call->value_scale);
-    }
-    call->sequences = sequences;
+    call->sequences = &found->sequences;
 done:
     return status;
 }

@@ -22,8 +22,11 @@ typedef struct {
     ca_tensor block_table; /* (n, most) */
     ca_tensor key_scale;   /* float32 (), (Hk), or of the shape of key without its last dimension */
     ca_tensor value_scale;
-    bool
-        heads_first; /* pages are (num_pages, Hk, page_size, E), not (num_pages, page_size, Hk, E) */
+    ca_tensor
+        key_offset; /* of int4, as its scales: (…, groups). Pages have (…, ceil(E / 2)) bytes */
+    ca_tensor value_offset;
+    int64_t value_size; /* Ev of int4 */
+    bool heads_first;   /* pages are (num_pages, Hk, page_size, E); else their heads come third */
 } ca_varlen;
 
 /* The sequences of a checked call, with the memory that they point to. */

@@ -23,7 +23,10 @@
     ROW(HEADS_FIRST, "heads_first=False")                                                          \
     ROW(KEY_SCALE, "key_scale=None")                                                               \
     ROW(VALUE_SCALE, "value_scale=None")                                                           \
-    ROW(FLOAT8, "float8=None")
+    ROW(KEY_OFFSET, "key_offset=None")                                                             \
+    ROW(VALUE_OFFSET, "value_offset=None")                                                         \
+    ROW(VALUE_SIZE, "value_size=0")                                                                \
+    ROW(CODE, "code=None")
 enum { CA_PY_SLOTS(VARLEN) ARGUMENTS };
 const char *const ca_py_varlen_arguments[] = CA_PY_TEXTS(VARLEN);
 
@@ -44,15 +47,23 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name, int ndim, ca
                               ndim);
 }
 
-/* Reads which numbers the bytes of key and value are: None, or a word. */
+/* Reads what the bytes of key and value are: None, or a word of Python's. */
 static int
-parse_float8(PyObject *object, ca_torch_sdpa *sdpa)
+parse_code(PyObject *object, ca_torch_sdpa *sdpa)
 {
-    if (object == Py_None) {
-        return 0;
+    static const struct {
+        const char *word;
+        int64_t code;
+    } codes[] = {
+        {"float8_e4m3fn", CA_KERNEL_FLOAT8_E4M3FN},
+        {"float8_e5m2", CA_KERNEL_FLOAT8_E5M2},
+        {"int4", CA_KERNEL_INT4},
+    };
+    for (size_t n = 0; object != Py_None && n < sizeof codes / sizeof codes[0]; n++) {
+        if (PyUnicode_CompareWithASCIIString(object, codes[n].word) == 0) {
+            sdpa->code = codes[n].code;
+        }
     }
-    bool is_e4m3fn = PyUnicode_CompareWithASCIIString(object, "float8_e4m3fn") == 0;
-    sdpa->float8 = is_e4m3fn ? CA_KERNEL_FLOAT8_E4M3FN : CA_KERNEL_FLOAT8_E5M2;
     return 0;
 }
 
@@ -79,7 +90,11 @@ parse_sequences(PyObject *const *args, ca_py_call *call, ca_varlen *varlen)
                    parse_numbers(call, args[BLOCK_TABLE], "block_table", 2, &varlen->block_table) <
                        0 ||
                    parse_scale(call, args[KEY_SCALE], "key_scale", &varlen->key_scale) < 0 ||
-                   parse_scale(call, args[VALUE_SCALE], "value_scale", &varlen->value_scale) < 0
+                   parse_scale(call, args[VALUE_SCALE], "value_scale", &varlen->value_scale) < 0 ||
+                   parse_scale(call, args[KEY_OFFSET], "key_offset", &varlen->key_offset) < 0 ||
+                   parse_scale(call, args[VALUE_OFFSET], "value_offset", &varlen->value_offset) <
+                       0 ||
+                   ca_py_any_int(args[VALUE_SIZE], "value_size", &varlen->value_size) < 0
                ? -1
                : 0;
 }
@@ -104,7 +119,7 @@ varlen_attn(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject
     if (ca_py_arguments(call.state, CA_PY_VARLEN, given, count, names, args) == 0 &&
         ca_py_call_note_out(&call, args[OUT]) == 0 &&
         ca_py_sdpa_parse(args, &call, CA_TAKES_NUMBERS, &sdpa, &mods, &wanted.rows_first) == 0 &&
-        parse_sequences(args, &call, &varlen) == 0 && parse_float8(args[FLOAT8], &sdpa) == 0 &&
+        parse_sequences(args, &call, &varlen) == 0 && parse_code(args[CODE], &sdpa) == 0 &&
         ca_py_flag(args[RETURN_LSE], "return_lse", &wanted.return_lse) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, ca_varlen_find(&varlen, &sdpa, &found, &error), &error) ==

@@ -43,8 +43,10 @@
     X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
     X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */                      \
     X(SEQUENCES, sequences, const long, 1, CA_IS_WHOLE, "sequences") /* attention/sequences.h */   \
-    X(KEY_SCALE, key_scale, const float, 1, 0, "key_scale")          /* (S): factors of keys, */   \
-    X(VALUE_SCALE, value_scale, const float, 1, 0, "value_scale")    /* and of values */
+    X(KEY_SCALE, key_scale, const float, 2, 0, "key_scale")          /* (S, 1), or (S, groups) */  \
+    X(VALUE_SCALE, value_scale, const float, 2, 0, "value_scale")    /* likewise */                \
+    X(KEY_OFFSET, key_offset, const float, 2, 0, "key_offset")       /* (S, groups), of int4 */    \
+    X(VALUE_OFFSET, value_offset, const float, 2, 0, "value_offset") /* likewise */
 
 /* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
    dtype: batch, row and column are their strides. */

@@ -179,6 +179,10 @@ typedef struct {
 /* -DKEY_DTYPE and -DVALUE_DTYPE may be these too, of bytes that stand for numbers. */
 #define CA_KERNEL_FLOAT8_E4M3FN 13
 #define CA_KERNEL_FLOAT8_E5M2   14
+#define CA_KERNEL_INT4          15 /* two in a byte, the first one in its low half */
+
+/* Neighbours of a row of int4 that share a scale and an offset. The last ones may be fewer. */
+#define CA_INT4_GROUP 32
 
 /* -DWARP: how the operations of support/warp.clh are made. */
 #define CA_WARP_EMULATED   0

@@ -90,7 +90,11 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, weight_block *
             find_key_run(&key, row->call, row->batch, j);
             const real scaled = weight * value_scale_of(params, &key, 0);
             PLAIN_FOR (int n = 0; n < columns; n++) {
+#if HAS_INT4
+                const real x = int4_of_value(params, &key, 0, c + n);
+#else
                 const real x = load_value(key.value + (c + n) * key.value_strides.column);
+#endif
                 block_sums[n] = fma(scaled, x, block_sums[n]);
             }
         }

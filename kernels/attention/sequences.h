@@ -13,17 +13,19 @@
  */
 #pragma once
 
-#define CA_HEADER_RANGES      0 /* the place of the ranges */
-#define CA_HEADER_SEQUENCES   1 /* the place of the sequences */
-#define CA_HEADER_COUNT       2 /* sequences */
-#define CA_HEADER_PAGES       3 /* the place of the pages */
-#define CA_HEADER_PAGE_SIZE   4 /* keys of a page; 0: keys do not lie in pages */
-#define CA_HEADER_KEY_PAGE    5 /* elements from a page to the next one, in `key` */
-#define CA_HEADER_VALUE_PAGE  6 /* and in `value` */
-#define CA_HEADER_PARTIAL     7 /* partial rows of a head */
-#define CA_HEADER_KEY_SCALE   8 /* elements from a page to the next one, in `key_scale` */
-#define CA_HEADER_VALUE_SCALE 9 /* and in `value_scale` */
-#define CA_HEADER_NUMBERS     10
+#define CA_HEADER_RANGES       0  /* the place of the ranges */
+#define CA_HEADER_SEQUENCES    1  /* the place of the sequences */
+#define CA_HEADER_COUNT        2  /* sequences */
+#define CA_HEADER_PAGES        3  /* the place of the pages */
+#define CA_HEADER_PAGE_SIZE    4  /* keys of a page; 0: keys do not lie in pages */
+#define CA_HEADER_KEY_PAGE     5  /* elements from a page to the next one, in `key` */
+#define CA_HEADER_VALUE_PAGE   6  /* and in `value` */
+#define CA_HEADER_PARTIAL      7  /* partial rows of a head */
+#define CA_HEADER_KEY_SCALE    8  /* elements from a page to the next one, in `key_scale` */
+#define CA_HEADER_VALUE_SCALE  9  /* and in `value_scale` */
+#define CA_HEADER_KEY_OFFSET   10 /* and in `key_offset` */
+#define CA_HEADER_VALUE_OFFSET 11
+#define CA_HEADER_NUMBERS      12
 
 /* Rows of one sequence, of the heads that share keys: those numbered `first` … `first` + `count` - 1 in the
    order of the kernel. */

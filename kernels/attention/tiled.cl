@@ -66,8 +66,8 @@ drop_weights(const tile_state *tile, const tile_block *block, real *weights)
 
 /* result += weights * values of a block. The weights replace the keys in local memory. */
 INLINED void
-add_block(const tile_state *tile, const key_run *run, __global const value_storage *values,
-          const tile_block *block, const real *weights, real *result)
+add_block(const tile_state *tile, const key_run *run, int first, const tile_block *block,
+          const real *weights, real *result)
 {
     __local real4 *shared = tile->shared;
     __local row_vector *to = (__local row_vector *)shared + tile->ty;
@@ -82,7 +82,7 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
         if (k0 > 0) {
             /* reads of the values before: these writes */
             barrier(CLK_LOCAL_MEM_FENCE);
-            load_values(tile, run, values, block, k0);
+            load_values(tile, run, first, block, k0);
         }
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */
         multiply_values(shared + k0 * STRIDE_M, shared + VALUES_AT, KC, tile->tx, tile->ty, result);
@@ -116,8 +116,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const tile_blo
 {
     const ca_attention_params *params = tile->call->params;
     real scores[MI * NJ] = {REAL(0.0)};
-    __global const value_storage *values = run->value + row * run->value_strides.row;
-    score_block(tile, run, run->key + row * run->key_strides.row, values, block, scores);
+    score_block(tile, run, row, true, block, scores);
     if (USES(params, KEY_SCALE)) {
         scale_numbers(tile, run, row, block, false, scores);
     }
@@ -130,7 +129,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const tile_blo
     if (USES(params, VALUE_SCALE)) {
         scale_numbers(tile, run, row, block, true, scores);
     }
-    add_block(tile, run, values, block, scores, result);
+    add_block(tile, run, row, block, scores, result);
 }
 
 /* The tile attends to its keys. */

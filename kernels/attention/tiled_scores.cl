@@ -61,8 +61,7 @@ pass_over_keys(const tile_state *tile, bool sums, softmax_state *softmax)
                 continue;
             }
             real scores[MI * NJ] = {REAL(0.0)};
-            score_block(tile, &run, run.key + (j0 - first) * run.key_strides.row, 0, &block,
-                        scores);
+            score_block(tile, &run, j0 - first, false, &block, scores);
             softmax->seen |= finish_scores(tile, &block, scores);
             if (sums) {
                 raise_bases(params, softmax, scores, 0, tile->highest, tile->ty);

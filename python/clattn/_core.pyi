@@ -269,7 +269,10 @@ def varlen_attn(
     heads_first: bool = False,
     key_scale: Array | None = None,
     value_scale: Array | None = None,
-    float8: str | None = None,
+    key_offset: Array | None = None,
+    value_offset: Array | None = None,
+    value_size: int = 0,
+    code: str | None = None,
 ) -> Any: ...
 def find_blocks(
     mods: _Mods,

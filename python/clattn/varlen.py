@@ -129,7 +129,7 @@ def varlen_attn(
     if page_layout not in ("NHD", "HND"):
         raise ValueError(f'page_layout is {page_layout!r}; expected "NHD" or "HND"')
     modified = score_mod is not None or mask_mod is not None
-    key, value, float8 = read_bytes(key, value, key_scale, value_scale)
+    key, value, code = read_bytes(key, value, key_scale, value_scale)
     return _core.varlen_attn(
         query,
         key,
@@ -142,9 +142,9 @@ def varlen_attn(
         out=out,
         device=device,
         sinks=sinks,
-        key_scale=_scale(key_scale, float8),
-        value_scale=_scale(value_scale, float8),
-        float8=float8,
+        key_scale=_scale(key_scale, code),
+        value_scale=_scale(value_scale, code),
+        code=code,
         layout="BLHE",
         mods=trace_mods(score_mod, mask_mod, query) if modified else None,
         return_lse=return_lse,
@@ -156,9 +156,9 @@ def varlen_attn(
     )
 
 
-def _scale(scale: Any, float8: str | None) -> Any:
+def _scale(scale: Any, code: str | None) -> Any:
     """Return a scale as an array; None: there is none to multiply by."""
-    if isinstance(scale, int | float | np.number) or (scale is None and float8 is not None):
+    if isinstance(scale, int | float | np.number) or (scale is None and code is not None):
         return np.array(1 if scale is None else scale, np.float32)
     return scale
 
