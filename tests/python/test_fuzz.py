@@ -169,6 +169,7 @@ DIAGONALS = st.one_of(st.integers(-25, 25), st.integers(-(2**70), 2**70))
 SHAPES = st.lists(st.integers(0, 20), min_size=2, max_size=4)
 
 
+@pytest.mark.by_turns
 @examples(40)
 @given(shape=SHAPES, diagonal=DIAGONALS, data=st.data())
 def test_triangles(device, shape, diagonal, data):
