@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h" /* ca_seconds */
+
 #undef ca_error_set /* the analyzers' macro */
 
 ca_status
@@ -42,4 +44,17 @@ ca_status
 ca_error_ask(const ca_error *error)
 {
     return error->stops != NULL && error->stops(error->caller) ? CA_ERROR_STOPPED : CA_OK;
+}
+
+#define ASKING_SECONDS 0.05
+
+ca_status
+ca_error_ask_now_and_then(const ca_error *error, double *asked)
+{
+    double now = ca_seconds();
+    if (now - *asked < ASKING_SECONDS) {
+        return CA_OK;
+    }
+    *asked = now;
+    return ca_error_ask(error);
 }

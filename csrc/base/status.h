@@ -83,6 +83,10 @@ void ca_error_clear(ca_error *error);
    lock. */
 ca_status ca_error_ask(const ca_error *error);
 
+/* The same for work of many short parts: asks only if some time has passed since `*asked`, which starts
+   as ca_seconds(). */
+ca_status ca_error_ask_now_and_then(const ca_error *error, double *asked);
+
 /* Jumps to `done:` if the expression fails. The calling function needs that label and
    a `ca_status status`. */
 #define CA_TRY(expression)                                                                         \

@@ -67,7 +67,7 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to, const
         return CA_OK;
     }
     ca_tensor matrices = as_matrices(to, false);
-    bool apart = !ca_diagonal_can_write(ca_device_get_info(device), &matrices);
+    bool apart = !ca_diagonal_has_lines(&matrices);
     /* The band is empty, so everything is copied. */
     const ca_diagonal diagonal = {.input = as_matrices(from, apart),
                                   .output = as_matrices(to, apart),

@@ -113,11 +113,16 @@ regions_of(const ca_forced *forced, const ca_diagonal *problem)
 /* ---- the memory of the output ---- */
 
 bool
+ca_diagonal_has_lines(const ca_tensor *output)
+{
+    return ca_diagonal_has_rows(output) || ca_tensor_size(output, 2) == 1 ||
+           ca_tensor_stride(output, 2) == 1;
+}
+
+bool
 ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
 {
-    bool lines = ca_diagonal_has_rows(output) || ca_tensor_size(output, 2) == 1 ||
-                 ca_tensor_stride(output, 2) == 1;
-    return lines && ca_tensor_is_nested(output) &&
+    return ca_diagonal_has_lines(output) && ca_tensor_is_nested(output) &&
            (info->memory != CA_MEMORY_COPY || output->block != NULL ||
             ca_tensor_fills_extent(output));
 }

@@ -11,6 +11,9 @@
 #include "opencl/forced.h" /* ca_forced */
 #include "opencl/info.h"   /* ca_device */
 
+/* True if elements lie side by side along the rows or the columns of each matrix. */
+bool ca_diagonal_has_lines(const ca_tensor *output);
+
 /* True if kernels can write to `output`, any tensor, on this device. False if rows and
    columns are both strided, if elements share memory, or if the device would have to
    copy other elements that lie between. */

@@ -104,21 +104,6 @@ set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *
     return 0;
 }
 
-/* Many copies look for signals after so many seconds. A long copy does so itself. */
-#define COPYING_SECONDS 0.05
-
-/* Asks if copies have run long enough since `*asked`. */
-static ca_status
-ask_now_and_then(double *asked, const ca_error *error)
-{
-    double now = ca_seconds();
-    if (now - *asked < COPYING_SECONDS) {
-        return CA_OK;
-    }
-    *asked = now;
-    return ca_error_ask(error);
-}
-
 /* Copies the new positions of keys and values, one rectangle at a time. */
 static ca_status
 copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *append,
@@ -132,7 +117,7 @@ copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *
         ca_tensor to;
         ca_cache_append_copy(cache, append, copy, &from, &to);
         CA_TRY(ca_copy_run(device, &from, &to, name, error));
-        CA_TRY(ask_now_and_then(&asked, error));
+        CA_TRY(ca_error_ask_now_and_then(error, &asked));
     }
 done:
     return status;
@@ -342,7 +327,7 @@ move_sequences(const ca_py_call *call, const ca_cache *cache, const int64_t *ind
             CA_TRY(step < 2
                        ? copy_sequence(call->device, held, from, room, b, length, call->name, error)
                        : copy_sequence(call->device, room, b, held, b, length, call->name, error));
-            CA_TRY(ask_now_and_then(&asked, error));
+            CA_TRY(ca_error_ask_now_and_then(error, &asked));
         }
     }
 done:

@@ -24,6 +24,7 @@ extern PyMethodDef ca_py_backward_methods[]; /* python/backward.c */
 extern PyMethodDef ca_py_varlen_methods[];   /* python/varlen.c */
 extern PyMethodDef ca_py_diagonal_methods[]; /* python/diagonal.c */
 extern PyMethodDef ca_py_onnx_methods[];     /* python/onnx.c */
+extern PyMethodDef ca_py_scatter_methods[];  /* python/onnx_scatter.c */
 extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
 extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */

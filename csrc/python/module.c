@@ -79,6 +79,7 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_pyopencl_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_scatter_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;

@@ -308,6 +308,15 @@ def onnx_attention(
     return_qk: bool,
     device: DeviceLike | None,
 ) -> tuple[Any, ...]: ...
+def onnx_tensor_scatter(
+    past_cache: ArrayT,
+    update: Array,
+    write_indices: Array | None,
+    axis: int,
+    mode: str,
+    device: DeviceLike | None,
+    /,
+) -> ArrayT: ...
 def openvino_scaled_dot_product_attention(
     query: ArrayT,
     key: Array,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+import sys
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 from clattn import _core
 from clattn._arguments.arrays import ArrayT
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import Array, DeviceLike
 
-__all__ = ["AttentionOutput", "attention", "reference_ops"]
+__all__ = ["AttentionOutput", "attention", "reference_ops", "tensor_scatter"]
 
 
 class AttentionOutput(NamedTuple, Generic[ArrayT]):
@@ -165,6 +166,94 @@ def attention(
     )
 
 
+def tensor_scatter(
+    past_cache: ArrayT,
+    update: Array,
+    write_indices: Array | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+    device: DeviceLike | None = None,
+) -> ArrayT:
+    """Compute ONNX ``TensorScatter`` of opset 24: a cache of keys or values with new rows in it.
+
+    The result is `past_cache` where, for row r of entry b of the batch, the position
+    ``write_indices[b] + r`` along `axis` has that row of `update`. `past_cache` stays as it is. An
+    array is a NumPy array, a `Tensor`, or an array of another library on the host; the result is of
+    the library of `past_cache`.
+
+    Parameters
+    ----------
+    past_cache : array of shape (B, ..., capacity, ...)
+        Two dimensions or more. bool, integers, float16, bfloat16 (``ml_dtypes.bfloat16``), float32,
+        float64, or a float8 of ``ml_dtypes`` or of the array's library. Bits are copied as they
+        are.
+    update : array of shape (B, ..., n, ...)
+        Of `past_cache`'s dtype and shape, but for `axis`: n is `capacity` at most.
+    write_indices : array of shape (B,), optional
+        int64 or int32, 0 or more. Default: zeros.
+    axis : int
+        The dimension of the positions; not the first one, which is the batch.
+    mode : str
+        "linear": ``write_indices[b] + n`` is `capacity` at most. "circular": positions count modulo
+        `capacity`.
+    device : Device, str or int, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    array
+        Of `past_cache`'s shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        The specification or ONNX Runtime refuses the call; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    https://onnx.ai/onnx/operators/onnx__TensorScatter.html. Indices in a `Tensor` are read on the
+    host, which waits for the calls that compute them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cache, update = np.zeros((2, 4, 1), np.float32), np.ones((2, 2, 1), np.float32)
+    >>> tensor_scatter(cache, update, np.array([0, 3]), mode="circular")[..., 0]
+    array([[1., 1., 0., 0.],
+           [1., 0., 0., 1.]], dtype=float32)
+    """
+    dtype = _float8_of(past_cache)
+    if dtype is not None:
+        other = getattr(update, "dtype", None)
+        if other is not None and other != dtype:
+            raise TypeError(f"update has dtype {other}; expected {dtype}, that of past_cache")
+        past_cache, update = _as_bytes(past_cache), _as_bytes(update)
+    result: Any = _core.onnx_tensor_scatter(past_cache, update, write_indices, axis, mode, device)
+    return cast("ArrayT", result if dtype is None else result.view(dtype))
+
+
+def _float8_of(array: Any) -> Any:
+    """Return the dtype of an array of float8 numbers, of any library; None for others."""
+    dtype = getattr(array, "dtype", None)
+    return dtype if str(dtype).rpartition(".")[2].startswith("float8") else None
+
+
+def _as_bytes(array: Any) -> Any:
+    """View an array of float8 as uint8; anything else comes back as it is."""
+    dtype = _float8_of(array)
+    if dtype is None:
+        return array
+    is_torch = str(dtype).startswith("torch.")
+    return array.view(sys.modules["torch"].uint8 if is_torch else "uint8")
+
+
 def reference_ops(device: DeviceLike | None = None) -> list[type]:
     """Return operators with which ``onnx.reference.ReferenceEvaluator`` runs models on clattn.
 
@@ -176,7 +265,8 @@ def reference_ops(device: DeviceLike | None = None) -> list[type]:
     Returns
     -------
     list of type
-        ``Attention``, which is `attention` of the opset that the model names.
+        ``Attention``, which is `attention` of the opset that the model names, and
+        ``TensorScatter``, which is `tensor_scatter`.
 
     Raises
     ------
@@ -244,7 +334,13 @@ def reference_ops(device: DeviceLike | None = None) -> list[type]:
                 )
             return result[:wanted]
 
-    return [Attention]
+    class TensorScatter(OpRun):  # type: ignore[misc]
+        """A node of a model."""
+
+        def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+            return (tensor_scatter(*inputs, device=chosen, **attributes),)
+
+    return [Attention, TensorScatter]
 
 
 def _split_heads(array: np.ndarray, heads: int) -> np.ndarray:

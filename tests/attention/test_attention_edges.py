@@ -85,6 +85,7 @@ def test_no_columns_at_all(device, L):
     np.testing.assert_allclose(lse, np.log(7), rtol=1e-6)
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 @pytest.mark.arrays_only  # its own process has no Tensors
 @pytest.mark.parametrize("name", ["reference", "cpu", "decode"])
@@ -133,6 +134,7 @@ def test_lengths_that_change_after_the_check(device, name):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.arrays_only  # large, and the kernels are the same
 @pytest.mark.parametrize("dtype", [float32, float64, bfloat16])
 def test_keys_that_no_cache_holds(device, dtype):

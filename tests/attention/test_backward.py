@@ -10,6 +10,7 @@ from references.gradients import NAMES, backward_in
 from support.data import draw, qkv, sdpa
 from support.gradients import backward, check_backward, grads
 from support.layouts import negative_rows, sliced
+from support.loops import looped
 from support.variants import force
 
 INF, NAN = np.inf, np.nan
@@ -100,6 +101,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.by_turns
 @without_tiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -145,13 +147,15 @@ def test_options(device, options, kernel):
     for mask in masks if kernel != "tiled" or options == OPTIONS["causal"] else masks[:1]:
         given = options | {"sinks": sinks, "grad_lse": g}
         check_backward(G, q, k, v, device=device, attn_mask=mask, **given)
-    check_backward(G, q, k, v, device=device, **options)
+    if kernel != "tiled" or options == OPTIONS["softcap"]:  # each is three programs of tiled
+        check_backward(G, q, k, v, device=device, **options)
 
 
 @without_tiled
 @pytest.mark.parametrize(
     "shape", [(), (1,), (35,), (19, 1), (19, 35), (4, 1, 35), (2, 1, 19, 35), (2, 4, 1, 1)], ids=str
 )
+@pytest.mark.by_turns
 def test_masks_that_broadcast(device, shape):
     q, k, v = qkv((2, 4), L=19, S=35, E=8)
     for dtype in DTYPES:
@@ -187,6 +191,7 @@ def test_grouped_heads(device):
     ],
     ids=str,
 )
+@pytest.mark.by_turns
 def test_operands_that_broadcast(device, shapes, kernel):
     """Gradients are summed over what broadcasts. Many dimensions take several launches."""
     for dtype in (float32,) if kernel == "tiled" else (float32, float64):
@@ -393,7 +398,7 @@ def test_one_key(device):
     close(got[2], [1])
 
 
-@pytest.mark.parametrize("low", [np.finfo(float32).min, -1e9, -1e6, -1e4])
+@looped("low", [np.finfo(float32).min, -1e9, -1e6, -1e4])
 def test_weights_of_huge_scores_sum_to_one(device, low):
     mask = np.full((1, 2), low, float32)
     got, _ = one_head([1], [0, 0], [0, 4], [3], device=device, attn_mask=mask)

@@ -37,6 +37,7 @@ BESIDE = {  # B, Hq, Hk, L, S, options
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("B", "Hq", "Hk", "L", "S", "options"), BESIDE.values(), ids=BESIDE)
 def test_heads_side_by_side(device, B, Hq, Hk, L, S, options):
     """A work-item, or several cores, read heads of a cache (B, S, H, E) in the order of memory."""
@@ -83,6 +84,7 @@ def test_splits(device, variant, B):
             variant.check(*arrays, device=device, **options)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("dtype", [float64, float16, bfloat16], ids=str)
 @with_kernels("decode_cpu")
 def test_splits_in_every_dtype(device, variant, dtype):

@@ -80,11 +80,13 @@ def reference_check(device, monkeypatch):
     return partial(check_flex, device=device, **COMPOSITE)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (3, 1), (2, 2, 3), (2, 3, 2, 2)], ids=str)
 def test_dimensions(reference_check, lead):
     reference_check(*qkv(lead, 9, 37, SMALL))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 300), (3, 37), (37, 3), (130, 1), (300, 130)])
 def test_lengths(reference_check, sizes):
     reference_check(*qkv((2, 3), *sizes, SMALL))
@@ -109,6 +111,7 @@ def test_grouped_heads(reference_check, heads):
 SHARED = [(1, 1), (2, 1), (1, 3), (2, 3)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("kernel_name", "L"), [("reference", 3), ("cpu", 9), ("decode_cpu", 3)])
 @pytest.mark.parametrize("lead", SHARED, ids=str)
 def test_keys_that_batches_and_heads_share(device, monkeypatch, kernel_name, L, lead):
@@ -172,6 +175,7 @@ def scores_of(tables, weigh):
     return mod
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("dtypes", [TABLE_DTYPES[n::3] for n in range(3)], ids=str)
 def test_dtypes_and_layouts_of_tables(device, monkeypatch, dtypes):
     """Four tables in a program."""
@@ -187,6 +191,7 @@ def test_dtypes_and_layouts_of_tables(device, monkeypatch, dtypes):
         check_flex(*qkv((1, 2), 9, 20, SMALL), device=device, score_mod=scores_of(tables, weigh))
 
 
+@pytest.mark.by_turns
 def test_dimensions_of_tables(device, monkeypatch):
     """One of each dimension that the tests above lack, and elements far apart."""
     force(monkeypatch, "reference")
@@ -310,6 +315,7 @@ def test_without_mods(device):
     same_bits(call(*ALL_ARRAYS, device=device, scale=0.3), right)
 
 
+@pytest.mark.by_turns
 def test_threads(device):
     """Calls with different mods at once, each of which traces and runs."""
 

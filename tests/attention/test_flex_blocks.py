@@ -14,6 +14,8 @@ from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
 from support.variants import force, takes_cpu_kernels
 
+pytestmark = pytest.mark.by_turns  # their kernel has no vectors, and lists are the host's
+
 ALL = np.ones((500, 800), bool)
 BUT_KEY_7 = np.broadcast_to(np.arange(800) != 7, (500, 800))
 

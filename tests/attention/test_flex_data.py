@@ -66,6 +66,7 @@ def test_a_closure_is_read_at_the_time_of_the_call(device):
         check_flex(*ARRAYS, device=device, score_mod=mod)
 
 
+@pytest.mark.by_turns
 @looped("sign", [1, -1])
 def test_numbers_beyond_float32(device, sign):
     """A finite number stays finite, in a table and elsewhere. Infinity stays infinity."""
@@ -116,6 +117,7 @@ def test_indexes_outside(device, monkeypatch, kernel_name):
             check_outside(*case, device=device, E=WIDE)
 
 
+@pytest.mark.by_turns
 def test_captured_indexes_outside(device):
     """Numbers in the place of symbols."""
     table = draw((3, 7))

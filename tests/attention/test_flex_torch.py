@@ -129,6 +129,7 @@ def tensors(L=130, S=200):
     return [torch.from_numpy(a) for a in qkv((2, 3), L, S, SMALL)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("size", [64, (64, 32)], ids=str)
 def test_block_masks_of_torch(device, size):
     theirs = attention.create_block_mask(of_heads, None, 3, 128, 192, "cpu", size)
@@ -150,6 +151,7 @@ def test_block_masks_of_torch(device, size):
     torch.testing.assert_close(one, right[:, 1:2])
 
 
+@pytest.mark.by_turns
 def test_blocks_of_torch_decide(device):
     """Blocks that the mask_mod does not follow from."""
     counts, columns = torch.tensor([[[1, 1]]]), torch.tensor([[[[1, 0], [0, 1]]]])
@@ -185,6 +187,7 @@ def test_kernel_options_are_said_once_to_have_no_effect(device, monkeypatch):
     assert [warning.filename for warning in said] == [__file__]
 
 
+@pytest.mark.by_turns
 def test_auxiliary_outputs(device):
     arrays = tensors()
     right, lse = clattn.flex_attention(*arrays, mask_mod=causal, device=device, return_lse=True)
@@ -204,6 +207,7 @@ def test_auxiliary_outputs(device):
             clattn.flex_attention(*arrays, device=device, return_aux=request, **options)
 
 
+@pytest.mark.by_turns
 def test_compiled(device):
     """The compiler calls both functions, and compiles what is around them."""
 

@@ -65,6 +65,7 @@ PROBLEMS = [
 ]
 
 
+@pytest.mark.by_turns  # a plan depends on no driver, and so many rows take seconds without vectors
 @with_kernels("decode_gpu")
 def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, variant):
     """More splits of the keys are more work-groups; problems of other classes keep theirs."""
@@ -74,9 +75,8 @@ def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, variant):
         found = [groups(device, **options) for _, options in PROBLEMS]
         return [now > old for now, old in zip(found, before, strict=True)]
 
-    for (one, options), old in zip(PROBLEMS[2:-1], before[2:-1], strict=True):
+    for one, _ in PROBLEMS[2:-1]:
         _core.tune(device, one, "decode_gpu", {"SPLITS": 200})
-        assert groups(device, **options) > old
     assert more() == [False, False, True, True, True, True, False]
     tuning.clear(device)
     _core.tune(device, "float32-64-many", "decode_gpu", {"SPLITS": 200})

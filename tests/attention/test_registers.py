@@ -47,6 +47,7 @@ def numbers_of(options):
     return {n: macros.get(x, x) for n, x in macros.items() if n != "MASK_DTYPE"}
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 @pytest.mark.parametrize("says", GPUS)
 def test_rows_have_the_macros_of_plans(device, faults_library, tmp_path, says):

@@ -294,6 +294,7 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
     assert during > 5
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
@@ -320,6 +321,7 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
         )
 
 
+@pytest.mark.by_turns
 def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
     """A process tries a kernel at its first use; the next one need not.
 
@@ -352,6 +354,7 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
     assert later == [second, second]
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
     """A GPU without them refuses the word of a kernel for them: emulation is slow."""
@@ -407,6 +410,7 @@ def test_vectors_of_other_processors(faults_library, width):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_a_step_before_that_does_not_build(run_with_faults, tmp_path):
     """The kernel that attends is not to blame: it is not left out, and computes the next call."""
@@ -425,6 +429,7 @@ def test_a_step_before_that_does_not_build(run_with_faults, tmp_path):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_a_step_behind_that_does_not_build(run_with_faults, tmp_path):
     """The reference writes the weights; the kernel that attends is not left out."""
@@ -447,6 +452,7 @@ def test_a_step_behind_that_does_not_build(run_with_faults, tmp_path):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""

@@ -75,6 +75,7 @@ def test_opening_with_one_driver(sweep_library, tmp_path):
     faults.sweep_with(sweep_library, None, COLD, OCL_ICD_VENDORS=tmp_path)
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_memory_runs_out(device, tmp_path):
     """Each allocation of the extension fails once."""
@@ -83,6 +84,7 @@ def test_memory_runs_out(device, tmp_path):
     run_python(code, index_of(device), env={"LD_PRELOAD": preload}, timeout=600)
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_memory_of_the_interpreter_runs_out(device):
     """Each allocation of the interpreter fails once."""

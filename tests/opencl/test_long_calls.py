@@ -90,6 +90,7 @@ def test_ctrl_c_while_calls_are_pending(device):
         same_bits(result, expected)
 
 
+@pytest.mark.by_turns
 def test_ctrl_c_ends_no_other_call(device):
     """Neither one that shares a word of the marks with the call that ends: there are 1024."""
     rng = np.random.default_rng(0)
@@ -166,6 +167,7 @@ def test_a_limit_that_is_no_number():
         assert f"SettingError: {expected}" in done.stderr
 
 
+@pytest.mark.by_turns
 def test_pieces(run_with_faults):
     """They give the bits of short calls. Whichever piece fails, the call says so.
 

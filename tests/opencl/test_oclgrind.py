@@ -258,7 +258,7 @@ def run_cleanly(env, cases):
 
 RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS,
-    "cpu": CASES | TILES | DIAGONAL,
+    "cpu": CASES | TILES,
     "decode_cpu": DECODE,
     "decode_gpu": DECODE_GPU,
     "decode_mma_emulated": DECODE_MMA,

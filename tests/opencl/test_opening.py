@@ -54,6 +54,7 @@ def test_a_later_process_opens_a_device_without_a_program(run_opening, tmp_path)
     assert verdict.stat().st_mtime_ns == written
 
 
+@pytest.mark.by_turns
 def test_a_damaged_verdict_counts_as_none(run_opening, tmp_path):
     """The next process probes again and writes the verdict that was there, which is a good one."""
     run_opening(OPEN)
@@ -68,6 +69,7 @@ def test_a_damaged_verdict_counts_as_none(run_opening, tmp_path):
     assert counted(run_opening(OPEN)) == (0, 0)
 
 
+@pytest.mark.by_turns
 def test_a_failure_is_not_kept(run_opening, tmp_path):
     """The next process probes again, and says why the device fails, or uses it."""
     for _ in range(2):
@@ -84,6 +86,7 @@ def test_another_way_to_reach_memory_is_probed(run_opening, tmp_path):
     assert len(verdicts(tmp_path)) == 2
 
 
+@pytest.mark.by_turns
 def test_without_a_folder_for_the_cache_every_process_probes(run_opening, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

@@ -112,6 +112,7 @@ def test_exact_gradients_of_slopes():
         assert (each < allowed[own]).all()
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("row", [*SMALL.values(), ALIBI], ids=lambda row: row.name)
 def test_clattn_is_right_and_errors_are_noticed(device, row):
     problem = draw(row)

@@ -167,6 +167,7 @@ def test_help():
 SMALL = ["--size", "32"]  # NumPy need not do 16,384 pixels
 
 
+@pytest.mark.by_turns
 def test_demo(device, tmp_path):
     """On matplotlib's photograph, on each device: a picture of three side by side, and figures."""
     pytest.importorskip("matplotlib")

@@ -4,11 +4,10 @@
 import contextlib
 import doctest
 import importlib
+import os
 import re
 import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import clattn
@@ -20,7 +19,7 @@ from lint.command_rules import commands
 from lint.common import Tree
 from lint.page_rules import entries
 from support.faults import open_with
-from support.processes import run
+from support.processes import IMPORTED_FROM, run, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -141,6 +140,30 @@ def test_commands_of_pages_are_commands(capsys):
 SCRIPT = re.compile(r"(?:tools|benchmarks)/\w+(?:\.py)?")
 
 
+# Prints the helps of scripts, each below its name, from one process: several import torch.
+HELPS = """
+import runpy, sys
+from pathlib import Path
+
+root, scripts = sys.argv[1], sys.argv[2:]
+modules = set(sys.modules)
+for script in scripts:
+    print("\\n==", script, flush=True)
+    sys.argv[:] = [str(Path(root, script)), "--help"]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except ModuleNotFoundError as error:
+        assert error.name == "torch", error
+        print("no torch")
+    except SystemExit as end:
+        assert not end.code, script
+    for name in set(sys.modules) - modules:  # which another folder may have, too
+        file = str(getattr(sys.modules[name], "__file__", None))
+        if file.startswith((root + "/tools/", root + "/benchmarks/")):
+            del sys.modules[name]
+"""
+
+
 def test_scripts_of_pages_take_their_options():
     """Each --option of a page's command is in the help of its script."""
     used = {}
@@ -152,17 +175,20 @@ def test_scripts_of_pages_take_their_options():
     del used["tools/lint"]  # it has no options
     assert len(used) > 15
 
-    def lacks(script):
-        command = [sys.executable, ROOT / script, "--help"]
-        done = run(command, timeout=120, check_exit=False, env=None, cwd=None)
-        if done.returncode and find_spec("torch") is None and "torch" in done.stderr:
-            return []
-        assert done.returncode == 0, done.stderr
-        return sorted(option for option in used[script] if option not in done.stdout)
-
-    with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(used, pool.map(lacks, used), strict=True))
-    assert not {script: options for script, options in found.items() if options}
+    files = [script for script in used if script.endswith(".py")]
+    folders = [*IMPORTED_FROM, str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    env = {"PYTHONPATH": os.pathsep.join(folders)}
+    said = run_python(HELPS, ROOT, *files, env=env).stdout.split("\n== ")[1:]
+    helps = {name: text for name, _, text in (one.partition("\n") for one in said)}
+    for folder in used.keys() - files:  # a process takes the place of theirs
+        command = [sys.executable, ROOT / folder, "--help"]
+        helps[folder] = run(command, timeout=120, check_exit=True, env=None, cwd=None).stdout
+    lacking = {
+        script: sorted(option for option in options if option not in helps[script])
+        for script, options in used.items()
+        if "no torch" not in helps[script]
+    }
+    assert not {script: options for script, options in lacking.items() if options}
 
 
 # ---- the kernel of the tutorial ----

@@ -187,6 +187,7 @@ def test_a_class_whose_rule_is_wrong_has_failed(device, clock, monkeypatch, caps
     assert "failed: wrong: error 1.0e-01" in capsys.readouterr().out
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_by_the_real_clock(device, monkeypatch, capsys):
     """With a kernel for GPUs, whoever wins."""

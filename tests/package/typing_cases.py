@@ -50,6 +50,7 @@ def cache(x: np.ndarray, t: Tensor) -> None:
 def operators(x: np.ndarray, t: Tensor) -> None:
     assert_type(onnx.attention(t, t, t, is_causal=1).Y, Tensor)
     assert_type(onnx.attention(x, x, x), onnx.AttentionOutput[np.ndarray])
+    assert_type(onnx.tensor_scatter(t, x), Tensor)
     assert_type(openvino.scaled_dot_product_attention(t, t, t), Tensor)
     assert_type(directml.multihead_attention(x, x, x, scale=1, head_count=2).output, np.ndarray)
     packed = directml.multihead_attention(stacked_query_key_value=x, scale=1, head_count=2)

@@ -24,6 +24,8 @@ clattn_dask = pytest.importorskip("clattn.dask")
 sdpa = clattn_dask.scaled_dot_product_attention
 trace_for_chunks = pytest.importorskip("clattn.dask.mods").trace_for_chunks
 
+pytestmark = pytest.mark.by_turns  # graphs and chunks depend on no device
+
 
 @pytest.fixture(autouse=True)
 def in_this_thread():

@@ -239,6 +239,7 @@ def test_dtypes_that_clattn_lacks(device):
 # ---- memory ----
 
 
+@pytest.mark.by_turns
 @pytest.mark.cpus
 def test_nothing_is_copied(device):
     """Inputs of 64 MiB, contiguous or strided, and results of 64 MiB: no more than the results."""
@@ -268,6 +269,7 @@ def test_nothing_is_copied(device):
     )
 
 
+@pytest.mark.by_turns
 def test_nothing_is_kept(device):
     """A hundred results of 4 MiB, of torch, as out, and of errors."""
     run_on(

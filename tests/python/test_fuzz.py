@@ -10,13 +10,14 @@ import clattn
 import numpy as np
 import pytest
 import references.directml as directml
+import references.onnx as onnx
 from clattn.flex.compile import trace_mods
 from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import DTYPES, bfloat16, compute_dtype, float16, float32, float64
-from references.diagonal import numbers
+from references.diagonal import assert_same, numbers
 from support import directml_calls, dropout_calls, openvino_calls
-from support.checks import check_attention
+from support.checks import check_attention, native
 from support.data import draw
 from support.gradients import check_backward
 from support.mod_text import Program
@@ -169,6 +170,7 @@ DIAGONALS = st.one_of(st.integers(-25, 25), st.integers(-(2**70), 2**70))
 SHAPES = st.lists(st.integers(0, 20), min_size=2, max_size=4)
 
 
+@pytest.mark.by_turns
 @examples(40)
 @given(shape=SHAPES, diagonal=DIAGONALS, data=st.data())
 def test_triangles(device, shape, diagonal, data):
@@ -182,6 +184,33 @@ def test_triangles(device, shape, diagonal, data):
     for kept, one in zip((t <= near, t >= near), got, strict=True):
         right = np.where(kept, a.view(f"u{a.itemsize}"), 0)
         np.testing.assert_array_equal(one.view(right.dtype), right)
+
+
+@st.composite
+def scatter_calls(draw_from):
+    """Arrays and options of onnx.tensor_scatter."""
+    shape = tuple(draw_from(st.lists(st.integers(0, 9), min_size=2, max_size=4)))
+    axis = draw_from(st.integers(1, len(shape) - 1))
+    rows = draw_from(st.integers(0, shape[axis]))
+    mode = draw_from(st.sampled_from(["linear", "circular"]))
+    kind = draw_from(st.sampled_from(["i4", "i8"]))
+    most = shape[axis] - rows if mode == "linear" else np.iinfo(kind).max
+    places = st.lists(st.integers(0, most), min_size=shape[0], max_size=shape[0])
+    dtype = draw_from(st.sampled_from([np.dtype(bool), bfloat16, float32, float64]))
+    sizes = shape, (*shape[:axis], rows, *shape[axis + 1 :])
+    arrays = [relay(draw_from, numbers(size, dtype, n)) for n, size in enumerate(sizes)]
+    if draw_from(st.booleans()):
+        arrays.append(relay(draw_from, np.array(draw_from(places), kind)))
+    return arrays, {"axis": axis - draw_from(st.sampled_from([0, len(shape)])), "mode": mode}
+
+
+@examples(40)
+@given(call=scatter_calls())
+def test_rows_into_a_cache(device, call):
+    """Bit by bit."""
+    arrays, options = call
+    got = clattn.onnx.tensor_scatter(*arrays, device=device, **options)
+    assert_same(got, onnx.tensor_scatter(*map(native, arrays), **options))
 
 
 # ---- expressions of flex_attention ----

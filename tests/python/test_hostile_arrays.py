@@ -159,6 +159,7 @@ def test_memory_stays_while_a_kernel_runs(device):
     assert raised == [ValueError, ValueError, BufferError, BufferError]
 
 
+@pytest.mark.by_turns
 def test_a_thread_changes_what_it_may(device):
     """Shapes, flags, dtypes and numbers of arguments, and lists: an answer or a refusal."""
     array, mask = np.ones((2, 2, 30, 8), np.float32), np.ones((30, 30), np.float32)

@@ -16,6 +16,8 @@ jax = pytest.importorskip("jax")
 import clattn.jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
+pytestmark = pytest.mark.by_turns  # arrays and rules, which depend on no device
+
 B, L, S, HQ, HK, E = 2, 5, 7, 4, 2, 8
 QKV = draw((B, L, HQ, E)), draw((B, S, HK, E)), draw((B, S, HK, E), seed=1)
 BIAS = draw((B, 1, L, S))

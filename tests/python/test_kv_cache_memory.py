@@ -249,6 +249,7 @@ assert clattn.memory_stats(device)["allocated_blocks"] == 0, clattn.memory_stats
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("mode", ["svm", "host", "copy"])
 def test_memory_modes(device, mode):
     """The same answers whatever the memory is; a mode that a device lacks is refused."""

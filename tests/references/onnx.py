@@ -257,3 +257,16 @@ def tolerances(Q, K, V, *args, compute=None, stages=None, rounds_weights=False, 
             unit = 2 * relative * weights + np.finfo(np.float32).tiny
         qk = half_step(right_qk, dtype) + explained(right_qk, near_qk, unit)
     return Tolerances(allowed, qk)
+
+
+def tensor_scatter(past_cache, update, write_indices=None, axis=-2, mode="linear"):
+    """TensorScatter-24, row by row."""
+    present = past_cache.copy()
+    rows, positions = np.moveaxis(update, axis, 1), np.moveaxis(present, axis, 1)
+    for b in range(len(present)):
+        for row in range(rows.shape[1]):
+            position = (0 if write_indices is None else int(write_indices[b])) + row
+            if mode == "circular":
+                position %= positions.shape[1]
+            positions[b, position] = rows[b, row]
+    return present

@@ -185,25 +185,28 @@ def other_communicators():
         comm.Free()
 
 
-def main():
-    clattn.set_default_device(clattn.devices()[int(sys.argv[1])])
-    what = sys.argv[2]
+def runs_of(what):
+    """What every rank runs, by name: (function, *arguments)."""
     if what in ("results", "gradients"):
         compare = check_ring if what == "results" else check_gradients
-        runs = {f"{name}, {layout}": (compare, given, layout)
+        runs = {f"{what}, {name}, {layout}": (compare, given, layout)
                 for name, given in CASES.items() for layout in given["layouts"]}  # fmt: skip
         others = (other_communicators, equal_scores, device_of_the_keys)
-        runs |= {f.__name__: (f,) for f in (others if what == "results" else GRADIENT_CHECKS)}
-    else:
-        ring_attention = clattn.mpi.ring_attention, check_ring
-        runs = {name: (refuse, *ring_attention, *given) for name, given in WRONG.items()}
-        backward = gradients, check_gradients
-        runs |= {f"{name}, backwards": (refuse, *backward, *given)
-                 for name, given in WRONG_GRADIENTS.items()}  # fmt: skip
-        runs |= {f.__name__: (f,) for f in (refuse_communicators, refuse_joins)}
-        runs |= {f"interrupt {function.__name__}": (interrupt, function, compare, name)
-                 for (function, compare), name in ((ring_attention, ATTENTION),
-                                                   (backward, BACKWARD))}  # fmt: skip
+        return runs | {f.__name__: (f,) for f in (others if what == "results" else GRADIENT_CHECKS)}
+    ring_attention = clattn.mpi.ring_attention, check_ring
+    runs = {name: (refuse, *ring_attention, *given) for name, given in WRONG.items()}
+    backward = gradients, check_gradients
+    runs |= {f"{name}, backwards": (refuse, *backward, *given)
+             for name, given in WRONG_GRADIENTS.items()}  # fmt: skip
+    runs |= {f.__name__: (f,) for f in (refuse_communicators, refuse_joins)}
+    return runs | {f"interrupt {function.__name__}": (interrupt, function, compare, name)
+                   for (function, compare), name in ((ring_attention, ATTENTION),
+                                                     (backward, BACKWARD))}  # fmt: skip
+
+
+def main():
+    clattn.set_default_device(clattn.devices()[int(sys.argv[1])])
+    runs = {name: run for what in sys.argv[2:] for name, run in runs_of(what).items()}
     for name, (run, *args) in runs.items():
         try:
             run(*args)

@@ -13,7 +13,7 @@ from support.tensors import same_bits, strided
 
 OPERATORS = (
     (clattn, ("scaled_dot_product_attention", "diagonal_matrix", "tril", "triu")),
-    (clattn.onnx, ("attention",)),
+    (clattn.onnx, ("attention", "tensor_scatter")),
     (clattn.openvino, ("scaled_dot_product_attention",)),
     (clattn.directml, ("multihead_attention", "diagonal_matrix1", "diagonal_matrix")),
 )

@@ -78,6 +78,12 @@ def onnx(past=True, **options):
     return Call("onnx.attention", "Q", arrays, options)
 
 
+def onnx_scatter():
+    arrays = {"past_cache": draw((2, 3, 9, 8)), "update": draw((2, 3, 4, 8), seed=1),
+              "write_indices": np.array([7, 2])}  # fmt: skip
+    return Call("onnx.tensor_scatter", "past_cache", arrays, {"mode": "circular"})
+
+
 def openvino(**options):
     arrays = {"query": draw((2, 3, 5, 8)), "key": draw((2, 3, 7, 8), seed=1),
               "value": draw((2, 3, 7, 8), seed=2), "attention_mask": draw((3, 5, 7)),
@@ -111,6 +117,7 @@ CALLS = {
     "gradients": gradients(),
     "onnx with a past": onnx(),
     "onnx with lengths": onnx(past=False),
+    "onnx, rows into a cache": onnx_scatter(),
     "openvino": openvino(),
     "directml": directml(),
     "directml, packed": directml("stacked_query_key_value"),

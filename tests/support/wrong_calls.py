@@ -63,6 +63,9 @@ RIGHT = {
         "q_num_heads": None, "qk_matmul_output_mode": 1, "scale": 0.5, "softcap": 1.0,
         "softmax_precision": 1, "left_window_size": 2, "right_window_size": -1, "opset": 25,
         "pre_errata": False, "return_qk": True},
+    clattn.onnx.tensor_scatter: {
+        "past_cache": Q, "update": Q[:, :, :3], "write_indices": np.array([2]), "axis": 2,
+        "mode": "linear"},
     clattn.openvino.scaled_dot_product_attention: {
         "query": Q, "key": Q, "value": Q, "attention_mask": MASK, "scale": np.ones((), "f4"),
         "causal": False},
@@ -170,6 +173,11 @@ def judge_onnx(answer, *, return_qk, **arguments):
     if return_qk:
         qk = onnx.overflowed(right.qk_matmul_output, given[0].dtype)
         assert_close(answer.qk_matmul_output, qk, allowed.qk, "qk_matmul_output")
+
+
+def judge_scatter(answer, *, past_cache, update, write_indices, **options):
+    given = numbers_of(past_cache), numbers_of(update)
+    assert_same(numbers_of(answer), onnx.tensor_scatter(*given, write_indices, **options))
 
 
 def judge_openvino(answer, **arguments):
@@ -288,7 +296,7 @@ def judge_change(answer, *, n, indices):
 
 
 JUDGES = dict(zip(RIGHT, (
-    judge_attention, judge_backward, judge_onnx, judge_openvino, judge_directml, judge_matrix,
-    judge_matrix1,
+    judge_attention, judge_backward, judge_onnx, judge_scatter, judge_openvino, judge_directml,
+    judge_matrix, judge_matrix1,
     judge_triangle, judge_flex, judge_tensor, judge_merged, judge_blocks, judge_cache, judge_append,
     judge_attend, judge_change), strict=True))  # fmt: skip
