@@ -2,7 +2,7 @@
  *
  * Trials of variants, for clattn/_host/apart.py and the listing.
  */
-#include "attention/trial.h"
+#include "attention/run.h" /* ca_attention_try_variant */
 #include "attention/variants.h"
 #include "python/device.h"
 #include "python/error.h"
