@@ -9,7 +9,7 @@
 #include "attention/backward_tiled.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
-#include "attention/trial.h" /* ca_attention_wrong */
+#include "attention/trial.h"
 #include "attention/variants.h"
 #include "kernels/attention/params.h"
 #include "opencl/prepare.h"
@@ -146,6 +146,7 @@ is_of_sinks(ca_attention_role role)
 
 /* A kernel that computes gradients faster than the reference. */
 typedef struct {
+    int variant;
     bool (*takes)(const ca_device_info *info, const ca_forced *forced,
                   const ca_attention *attention);
     ca_backward_division (*divide)(const ca_device_info *info, const ca_attention *attention);
@@ -156,11 +157,50 @@ typedef struct {
 } fast_kernel;
 
 static const fast_kernel fast_kernels[] = {
-    {ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan, is_of_sinks},
-    {ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan, is_narrow},
+    {CA_INDEX_cpu, ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan,
+     is_of_sinks},
+    {CA_INDEX_tiled, ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan,
+     is_narrow},
 };
 
 enum { FAST_KERNELS = sizeof fast_kernels / sizeof fast_kernels[0] };
+
+/* Numbers of kernels that are tried: the fast ones and the reference, behind the variants. */
+_Static_assert(CA_VARIANT_COUNT + FAST_KERNELS + 1 <= CA_TRIED_KERNELS, "each has a number");
+
+/* Start a pass on a prepared device. */
+static ca_status
+start_pass(pass *p, ca_device *device, const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    *p = (pass){.device = device, .attention = attention, .numbers = {.dtype = CA_FLOAT32}};
+    int64_t sizes[] = {attention->batch[0],
+                       attention->batch[1],
+                       attention->batch[2],
+                       attention->L,
+                       NUMBERS,
+                       ca_plan_real_bytes(attention)};
+    int64_t bytes;
+    CA_TRY(ca_plan_check_float64(ca_device_get_info(device), attention, error));
+    CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
+    p->steps = malloc(CA_MAX_STEPS * sizeof(*p->steps));
+    if (p->steps == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
+    }
+    if (bytes > 0) {
+        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &p->storage, error));
+        p->numbers = numbers_in(p->storage, attention);
+    }
+done:
+    return status;
+}
+
+static void
+end_pass(pass *p)
+{
+    free(p->steps);
+    ca_storage_release(p->storage);
+}
 
 /* Let the reference compute all gradients. */
 static ca_status
@@ -238,27 +278,131 @@ run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fas
     }
 }
 
+/* Returns the first program of a fast kernel, or of the reference for NULL: the kernel is left out by it. */
+static ca_kernel_spec
+first_program(const pass *p, const ca_device_info *info, const fast_kernel *fast)
+{
+    const ca_operand none = {.dtype = CA_FLOAT32};
+    if (fast == NULL) {
+        (void)ca_backward_reference_plan_rows(info, p->attention, &p->numbers, p->steps);
+    } else {
+        ca_backward_division division = fast->divide(info, p->attention);
+        (void)fast->plan(info, p->attention, &division, &p->numbers, &none, p->steps);
+    }
+    return p->steps[0].plan.spec;
+}
+
+/* ---- trials ---- */
+
+/* Start a pass that a kernel alone computes. CA_ERROR_SETTING if the kernel does not take it. */
+static ca_status
+start_alone(pass *p, ca_device *device, const ca_attention *attention, const fast_kernel *fast,
+            ca_device_info *info, ca_forced *forced, ca_error *error)
+{
+    ca_status status = CA_OK;
+    *info = *ca_device_get_info(device);
+    *forced = (ca_forced){.kernel = fast != NULL ? ca_variant_at(fast->variant)->word : NULL};
+    CA_TRY(start_pass(p, device, attention, error));
+    if (fast != NULL && !fast->takes(info, forced, attention)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_SETTING, "the kernel for gradients does not take it"));
+    }
+done:
+    return status;
+}
+
+static ca_status
+find_program(ca_device *device, const ca_attention *attention, const void *fast,
+             ca_kernel_spec *spec, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device_info info;
+    ca_forced forced;
+    pass p;
+    CA_TRY(start_alone(&p, device, attention, fast, &info, &forced, error));
+    *spec = first_program(&p, &info, fast);
+done:
+    end_pass(&p);
+    return status;
+}
+
+static ca_status
+run_alone(ca_device *device, const ca_attention *attention, const void *fast, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device_info info;
+    ca_forced forced;
+    pass p;
+    CA_TRY(start_alone(&p, device, attention, fast, &info, &forced, error));
+    CA_TRY(fast != NULL ? run_fast(&p, &info, &forced, fast, error) : run_reference(&p, error));
+done:
+    end_pass(&p);
+    return status;
+}
+
+/* Returns a row of the table as a kernel that is tried. The row behind the last one is the reference. */
+static ca_tried
+tried_kernel(int row)
+{
+    bool fast = row < FAST_KERNELS;
+    return (ca_tried){.number = CA_VARIANT_COUNT + row,
+                      .variant = fast ? fast_kernels[row].variant : CA_INDEX_reference,
+                      .is_backward = true,
+                      .kernel = fast ? &fast_kernels[row] : NULL,
+                      .plan = find_program,
+                      .run = run_alone};
+}
+
+ca_status
+ca_backward_find_tried(int variant, ca_tried *tried, ca_error *error)
+{
+    for (int row = 0; row <= FAST_KERNELS; row++) {
+        *tried = tried_kernel(row);
+        if (tried->variant == variant) {
+            return CA_OK;
+        }
+    }
+    return ca_error_set(error, CA_ERROR_SETTING, "%s has no kernel for gradients",
+                        ca_variant_at(variant)->word);
+}
+
+/* Try the kernel of a row, unless one is forced. `spec` is its program for the pass. */
+static ca_status
+try_kernel(const pass *p, const ca_forced *forced, int row, const ca_kernel_spec *spec,
+           ca_error *error)
+{
+    const ca_tried tried = tried_kernel(row);
+    return forced->kernel != NULL || forced->trials == CA_TRIALS_OFF
+               ? CA_OK
+               : ca_attention_try(p->device, p->attention, &tried, spec, error);
+}
+
+/* ---- the choice ---- */
+
 /* Run the fastest kernel that works, as launch_best of attention/run.c does. */
 static ca_status
 run_best(pass *p, const ca_forced *forced, ca_error *error)
 {
+    ca_status status = CA_OK;
+    const uint32_t wrong = ca_attention_wrong(p->device, p->attention);
     ca_forced now = *forced;
-    now.left_out |= ca_attention_wrong(p->device, p->attention);
+    ca_kernel_spec spec;
+    now.left_out |= wrong;
     for (int n = 0; n < FAST_KERNELS; n++) {
         const fast_kernel *fast = &fast_kernels[n];
         ca_device_info info;
         ca_forced_limit(forced, ca_device_get_info(p->device), &info);
-        if (p->storage == NULL || !fast->takes(&info, &now, p->attention)) {
+        if (p->storage == NULL || (wrong >> tried_kernel(n).number & 1) != 0 ||
+            !fast->takes(&info, &now, p->attention)) {
             continue;
         }
-        ca_backward_division division = fast->divide(&info, p->attention);
-        ca_operand none = {.dtype = CA_FLOAT32};
-        (void)fast->plan(&info, p->attention, &division, &p->numbers, &none, p->steps);
-        ca_kernel_spec spec = p->steps[0].plan.spec;
+        spec = first_program(p, &info, fast);
         if (ca_device_leaves_out(p->device, &spec)) {
             continue;
         }
-        ca_status status = run_fast(p, &info, &now, fast, error);
+        status = try_kernel(p, forced, n, &spec, error);
+        if (status == CA_OK) {
+            status = run_fast(p, &info, &now, fast, error);
+        }
         p->on_cpu = status == CA_OK && n == 0;
         if (status != CA_ERROR_KERNEL || forced->kernel != NULL) {
             return status;
@@ -266,7 +410,11 @@ run_best(pass *p, const ca_forced *forced, ca_error *error)
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
     }
-    return run_reference(p, error);
+    spec = first_program(p, ca_device_get_info(p->device), NULL);
+    CA_TRY(try_kernel(p, forced, FAST_KERNELS, &spec, error));
+    CA_TRY(run_reference(p, error));
+done:
+    return status;
 }
 
 /* Let a step that computes no scores share its program with calls without mods. */
@@ -349,32 +497,14 @@ ca_attention_run_backward(ca_device *device, const ca_forced *forced, const ca_a
                           ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_device_info *info = ca_device_get_info(device);
-    pass p = {.device = device, .attention = attention, .numbers = {.dtype = CA_FLOAT32}};
-    int64_t sizes[] = {attention->batch[0],
-                       attention->batch[1],
-                       attention->batch[2],
-                       attention->L,
-                       NUMBERS,
-                       ca_plan_real_bytes(attention)};
-    int64_t bytes;
+    pass p = {.steps = NULL};
     CA_TRY(ca_device_prepare(device, error));
-    CA_TRY(ca_plan_check_float64(info, attention, error));
-    CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
-    p.steps = malloc(CA_MAX_STEPS * sizeof(*p.steps));
-    if (p.steps == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
-    }
-    if (bytes > 0) {
-        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &p.storage, error));
-        p.numbers = numbers_in(p.storage, attention);
-    }
+    CA_TRY(start_pass(&p, device, attention, error));
     CA_TRY(run_best(&p, forced, error));
     for (int n = 0; n < captured_count(attention); n++) {
         CA_TRY(run_captured(&p, &attention->mods->captured[n], error));
     }
 done:
-    free(p.steps);
-    ca_storage_release(p.storage);
+    end_pass(&p);
     return status;
 }

@@ -228,18 +228,25 @@ done:
 static ca_tried
 tried_variant(int variant)
 {
-    return (ca_tried){.variant = variant,
+    return (ca_tried){.number = variant,
+                      .variant = variant,
                       .kernel = ca_variant_at(variant),
                       .plan = find_program,
                       .run = run_alone};
 }
 
 ca_status
-ca_attention_try_variant(ca_device *device, int variant, ca_dtype dtype, ca_dtype value_dtype,
-                         int64_t E, int64_t Ev, bool anew, ca_error *error)
+ca_attention_try_variant(ca_device *device, int variant, bool gradients, ca_dtype dtype,
+                         ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew, ca_error *error)
 {
-    const ca_tried tried = tried_variant(variant);
-    return ca_attention_try_kernel(device, &tried, dtype, value_dtype, E, Ev, anew, error);
+    ca_status status = CA_OK;
+    ca_tried tried = tried_variant(variant);
+    if (gradients) {
+        CA_TRY(ca_backward_find_tried(variant, &tried, error));
+    }
+    CA_TRY(ca_attention_try_kernel(device, &tried, dtype, value_dtype, E, Ev, anew, error));
+done:
+    return status;
 }
 
 /* Launches the problem as the best variant that works. A kernel that the driver cannot build, create

@@ -14,21 +14,24 @@
 #include "opencl/verdict.h"
 
 /* The small problem: heads that share their keys, and a causal band, so that no length is whole
-   tiles and each variant takes the problem. */
-#define HEADS 4
-#define ROWS  5
-#define KEYS  70
+   tiles. Each variant takes few rows. Kernels of gradients go over rows and keys in tiles and blocks. */
+typedef struct {
+    int64_t heads;
+    int64_t rows;
+    int64_t keys;
+} lengths;
 
-/* Results may differ by this many steps of the dtype at 1, which no result exceeds. Variants round
-   weights to half types, and sum in other orders. */
+static const lengths of_results = {4, 5, 70};
+static const lengths of_gradients = {2, 70, 200};
+
+/* Results may differ by this many steps of the dtype at 1, which no result exceeds, and gradients by as many
+   steps at the largest of them. Kernels round weights to half types, and sum in other orders. */
 #define STEPS_OF_HALF_TYPES 4
 #define STEPS_OF_FLOATS     256
 
-/* Bits of a device for each dtype of queries: one for each variant. */
-#define VARIANT_BITS 16
-
-_Static_assert(CA_VARIANT_COUNT <= VARIANT_BITS && CA_FLOAT64 - CA_FLOAT16 < 64 / VARIANT_BITS,
-               "every variant has a bit for each dtype");
+_Static_assert(CA_VARIANT_COUNT <= CA_TRIED_KERNELS &&
+                   CA_FLOAT64 - CA_FLOAT16 < 64 / CA_TRIED_KERNELS,
+               "a device has a bit for each kernel and dtype");
 
 /* How a dtype holds numbers. */
 typedef struct {
@@ -148,22 +151,34 @@ start_trial(trial *t, ca_device *device, const ca_attention *attention, ca_error
     ca_attention *small = &t->problem;
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
-    int64_t E = attention->E;
-    int64_t Ev = attention->Ev;
-    *small =
-        (ca_attention){.batch = {1, 1, HEADS}, .L = ROWS, .S = KEYS, .T = KEYS, .E = E, .Ev = Ev};
+    const lengths size = t->tried->is_backward ? of_gradients : of_results;
+    const int64_t L = size.rows;
+    const int64_t S = size.keys;
+    const int64_t E = attention->E;
+    const int64_t Ev = attention->Ev;
+    *small = (ca_attention){.batch = {1, 1, size.heads}, .L = L, .S = S, .T = S, .E = E, .Ev = Ev};
     ca_attention_init(small, absent);
-    small->above = KEYS - ROWS;
+    small->above = S - L;
     small->scale = 4 / sqrt((double)E);
     small->in_float64 = attention->in_float64;
     small->call = "the trial of a kernel";
     for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
         small->operands[role].dtype = CA_FLOAT32;
     }
-    CA_TRY(add_operand(t, CA_ATTENTION_QUERY, dtype, ROWS, E, true, 1, error));
-    CA_TRY(add_operand(t, CA_ATTENTION_KEY, dtype, KEYS, E, false, 2, error));
-    CA_TRY(add_operand(t, CA_ATTENTION_VALUE, value_dtype, KEYS, Ev, false, 3, error));
-    CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, dtype, ROWS, Ev, true, 0, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_QUERY, dtype, L, E, true, 1, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_KEY, dtype, S, E, false, 2, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_VALUE, value_dtype, S, Ev, false, 3, error));
+    if (!t->tried->is_backward) {
+        CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, dtype, L, Ev, true, 0, error));
+    } else { /* gradients have the same formula for any output */
+        ca_dtype real = ca_attention_in_float64(small) ? CA_FLOAT64 : CA_FLOAT32;
+        CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, dtype, L, Ev, true, 4, error));
+        CA_TRY(add_operand(t, CA_ATTENTION_GRAD_OUTPUT, dtype, L, Ev, true, 5, error));
+        CA_TRY(add_operand(t, CA_ATTENTION_FORWARD_LSE, real, L, 1, true, 0, error));
+        CA_TRY(add_operand(t, CA_ATTENTION_GRAD_QUERY, dtype, L, E, true, 0, error));
+        CA_TRY(add_operand(t, CA_ATTENTION_GRAD_KEY, dtype, S, E, false, 0, error));
+        CA_TRY(add_operand(t, CA_ATTENTION_GRAD_VALUE, value_dtype, S, Ev, false, 0, error));
+    }
     CA_TRY(t->tried->plan(device, small, t->tried->kernel, &t->spec, error));
 done:
     return status;
@@ -199,18 +214,50 @@ add_row(double *to, double factor, const double *from, int64_t size)
     }
 }
 
-/* Computes the softmax of the scores of a row of a head. Returns how many keys it attends to. */
-static int64_t
-weigh_row(const trial *t, int64_t head, int64_t row, double *weights)
+/* Writes the log-sum-exp of a row. */
+static void
+store_lse(const trial *t, int64_t n, double lse)
+{
+    const ca_operand *operand = &t->problem.operands[CA_ATTENTION_FORWARD_LSE];
+    if (operand->dtype == CA_FLOAT64) {
+        ((double *)operand->data)[n] = lse;
+    } else {
+        ((float *)operand->data)[n] = (float)lse;
+    }
+}
+
+/* Adds what row n of all heads' rows gives to gradients. */
+static void
+differentiate_row(const trial *t, int64_t n, int64_t attended, const double *weights)
+{
+    const int64_t E = t->problem.E;
+    const int64_t Ev = t->problem.Ev;
+    const double *grad_output = t->numbers[CA_ATTENTION_GRAD_OUTPUT] + n * Ev;
+    const double delta = dot(grad_output, t->numbers[CA_ATTENTION_OUTPUT] + n * Ev, Ev);
+    for (int64_t j = 0; j < attended; j++) {
+        double grad_weight = dot(grad_output, t->numbers[CA_ATTENTION_VALUE] + j * Ev, Ev);
+        double grad_product = t->problem.scale * weights[j] * (grad_weight - delta);
+        add_row(t->numbers[CA_ATTENTION_GRAD_QUERY] + n * E, grad_product,
+                t->numbers[CA_ATTENTION_KEY] + j * E, E);
+        add_row(t->numbers[CA_ATTENTION_GRAD_KEY] + j * E, grad_product,
+                t->numbers[CA_ATTENTION_QUERY] + n * E, E);
+        add_row(t->numbers[CA_ATTENTION_GRAD_VALUE] + j * Ev, weights[j], grad_output, Ev);
+    }
+}
+
+/* Computes the results that row n of all heads' rows has, or gives to. `weights` has room for all keys. */
+static void
+compute_row(const trial *t, int64_t n, double *weights)
 {
     const ca_attention *small = &t->problem;
     const int64_t E = small->E;
-    const double *query = t->numbers[CA_ATTENTION_QUERY] + (head * small->L + row) * E;
-    const int64_t attended = small->above + row + 1;
+    const int64_t Ev = small->Ev;
+    const int64_t attended = small->above + n % small->L + 1;
     double highest = -INFINITY;
     double sum = 0;
     for (int64_t j = 0; j < attended; j++) {
-        weights[j] = small->scale * dot(query, t->numbers[CA_ATTENTION_KEY] + j * E, E);
+        weights[j] = small->scale * dot(t->numbers[CA_ATTENTION_QUERY] + n * E,
+                                        t->numbers[CA_ATTENTION_KEY] + j * E, E);
         highest = fmax(highest, weights[j]);
     }
     for (int64_t j = 0; j < attended; j++) {
@@ -220,25 +267,27 @@ weigh_row(const trial *t, int64_t head, int64_t row, double *weights)
     for (int64_t j = 0; j < attended; j++) {
         weights[j] /= sum;
     }
-    return attended;
+    if (t->tried->is_backward) {
+        store_lse(t, n, highest + log(sum));
+        differentiate_row(t, n, attended, weights);
+        return;
+    }
+    for (int64_t j = 0; j < attended; j++) {
+        add_row(t->numbers[CA_ATTENTION_OUTPUT] + n * Ev, weights[j],
+                t->numbers[CA_ATTENTION_VALUE] + j * Ev, Ev);
+    }
 }
 
-/* Computes the results of the small problem. */
 static ca_status
 compute_results(const trial *t, ca_error *error)
 {
     const ca_attention *small = &t->problem;
-    const int64_t Ev = small->Ev;
     double *weights = malloc((size_t)small->S * sizeof *weights);
     if (weights == NULL) {
         return ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel");
     }
     for (int64_t n = 0; n < small->batch[CA_BATCH_DIMS - 1] * small->L; n++) {
-        int64_t attended = weigh_row(t, n / small->L, n % small->L, weights);
-        for (int64_t j = 0; j < attended; j++) {
-            add_row(t->numbers[CA_ATTENTION_OUTPUT] + n * Ev, weights[j],
-                    t->numbers[CA_ATTENTION_VALUE] + j * Ev, Ev);
-        }
+        compute_row(t, n, weights);
     }
     free(weights);
     return CA_OK;
@@ -253,12 +302,16 @@ compare_result(const trial *t, ca_attention_role role, ca_error *error)
     const ca_operand *operand = &t->problem.operands[role];
     const size_t count = count_elements(&t->problem, role);
     double most = 0; /* NaN where a result is not finite */
+    double largest = 0;
     for (size_t n = 0; n < count; n++) {
-        double apart = fabs(number_at(operand->data, operand->dtype, n) - t->numbers[role][n]);
+        double right = t->numbers[role][n];
+        double apart = fabs(number_at(operand->data, operand->dtype, n) - right);
         most = apart <= most ? most : apart;
+        largest = fmax(largest, fabs(right));
     }
     int steps = ca_dtype_size(operand->dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;
-    if (most <= ldexp(steps, -format_of(operand->dtype).mantissa)) {
+    double step = ldexp(t->tried->is_backward ? largest : 1, -format_of(operand->dtype).mantissa);
+    if (most <= steps * step) {
         return CA_OK;
     }
     *t->is_wrong = true;
@@ -276,23 +329,37 @@ compare(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_e
     (void)spec;
     CA_TRY(compute_results(t, error));
     CA_TRY(t->tried->run(device, &t->problem, t->tried->kernel, error));
-    CA_TRY(compare_result(t, CA_ATTENTION_OUTPUT, error));
+    if (!t->tried->is_backward) {
+        CA_TRY(compare_result(t, CA_ATTENTION_OUTPUT, error));
+        return CA_OK;
+    }
+    for (ca_attention_role role = CA_ATTENTION_GRAD_QUERY; role <= CA_ATTENTION_GRAD_VALUE;
+         role++) {
+        CA_TRY(compare_result(t, role, error));
+    }
 done:
     return status;
 }
 
+/* Returns the number of a dtype's first bit. */
 static int
 first_bit(const ca_attention *attention)
 {
     int dtype = (int)attention->operands[CA_ATTENTION_QUERY].dtype - CA_FLOAT16;
-    return dtype * VARIANT_BITS;
+    return dtype * CA_TRIED_KERNELS;
+}
+
+static uint32_t
+wrong_kernels(const ca_device *device, const ca_attention *attention)
+{
+    return (uint32_t)(ca_device_wrong(device) >> first_bit(attention)) &
+           ((UINT32_C(1) << CA_TRIED_KERNELS) - 1);
 }
 
 uint32_t
 ca_attention_wrong(const ca_device *device, const ca_attention *attention)
 {
-    return (uint32_t)(ca_device_wrong(device) >> first_bit(attention)) &
-           ((UINT32_C(1) << VARIANT_BITS) - 1);
+    return wrong_kernels(device, attention) & ~(UINT32_C(1) << CA_INDEX_reference);
 }
 
 /* Try the kernel in another process, if the driver is not known, and then here, unless an earlier
@@ -303,7 +370,8 @@ find_verdict(ca_device *device, const trial *t, ca_error *error)
     ca_status status = CA_OK;
     char request[128];
     const ca_attention *small = &t->problem;
-    (void)snprintf(request, sizeof request, "attention %s %s %s %lld %lld",
+    (void)snprintf(request, sizeof request, "%s %s %s %s %lld %lld",
+                   t->tried->is_backward ? "gradients" : "attention",
                    ca_variant_at(t->tried->variant)->word,
                    ca_dtype_name(small->operands[CA_ATTENTION_QUERY].dtype),
                    ca_dtype_name(small->operands[CA_ATTENTION_VALUE].dtype), (long long)small->E,
@@ -314,13 +382,16 @@ done:
     return status;
 }
 
-/* True if the kernel has not been tried on a device whose drivers are tried. */
+/* True if the kernel has not been tried on a device whose drivers are tried. There is none in the
+   reference's place: where that is wrong, each call tries it, and fails. */
 static bool
-needs_trial(ca_device *device, const ca_tried *tried, const ca_kernel_spec *spec, int bit)
+needs_trial(ca_device *device, const ca_attention *attention, const ca_tried *tried,
+            const ca_kernel_spec *spec, int bit)
 {
     const ca_device_info *info = ca_device_get_info(device);
     if (!info->is_known) {
-        return !ca_kernel_is_built(device, spec);
+        return !ca_kernel_is_built(device, spec) ||
+               (wrong_kernels(device, attention) >> tried->number & 1) != 0;
     }
     return info->type != CA_DEVICE_CPU && tried->variant != CA_INDEX_reference &&
            !ca_device_was_tried(device, bit);
@@ -331,8 +402,8 @@ ca_attention_try(ca_device *device, const ca_attention *attention, const ca_trie
                  const ca_kernel_spec *spec, ca_error *error)
 {
     ca_status status = CA_OK;
-    int bit = first_bit(attention) + tried->variant;
-    if (!needs_trial(device, tried, spec, bit)) {
+    int bit = first_bit(attention) + tried->number;
+    if (!needs_trial(device, attention, tried, spec, bit)) {
         return CA_OK;
     }
     bool is_wrong = false;

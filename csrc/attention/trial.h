@@ -14,9 +14,14 @@
 #include "opencl/info.h" /* ca_device */
 #include "opencl/spec.h" /* ca_kernel_spec */
 
+/* Kernels that may be tried, at most. */
+#define CA_TRIED_KERNELS 16
+
 /* A kernel that is tried, and how a problem is computed by it alone. */
 typedef struct {
-    int variant;        /* its row in the table of variants */
+    int number;         /* below CA_TRIED_KERNELS; of a variant its row in the table */
+    int variant;        /* the row of the variant that it belongs to */
+    bool is_backward;   /* it computes gradients */
     const void *kernel; /* what the functions below are given */
     /* Find the program of the problem. CA_ERROR_SETTING if the kernel does not take the problem. */
     ca_status (*plan)(ca_device *device, const ca_attention *attention, const void *kernel,
@@ -40,7 +45,8 @@ ca_status ca_attention_try_kernel(ca_device *device, const ca_tried *tried, ca_d
                                   ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew,
                                   ca_error *error);
 
-/* Returns a bit for each variant that has given wrong results for the dtype of these queries. */
+/* Returns a bit for each kernel that has given wrong results for the dtype of these queries, but none for
+   the reference. */
 uint32_t ca_attention_wrong(const ca_device *device, const ca_attention *attention);
 
 #endif
