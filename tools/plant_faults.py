@@ -30,6 +30,7 @@ BUILD = "import sys; from support import faults; print(faults.build(sys.argv[1])
 
 CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.py"
 BACKWARD = ("attention/test_backward.py",)
+FLEX_BACKWARD = ("attention/test_flex_backward.py",)
 
 
 def to_half(x, as_real="as_float", as_bits="as_uint"):
@@ -189,6 +190,10 @@ FAULTS = [
           "last - bounds.lower + 1)", "last - bounds.lower)", "tiled", BACKWARD),
     Fault("heads that share a key are lost", "attention/tiled_backward.cl",
           "ca_unravel(n, summed, batch);", "ca_unravel(0, summed, batch);", "tiled", BACKWARD),
+    Fault("the user's score has no slope on GPUs", "attention/tiled_backward/pairs.clh",
+          "slope *= mod_score_slope(call, &row.mod, key, product);", "", "tiled", FLEX_BACKWARD),
+    Fault("gradients on GPUs lack the user's score", "attention/tiled_backward/pairs.clh",
+          "cap_score(params, modified)", "cap_score(params, product)", "tiled", FLEX_BACKWARD),
     Fault("sums computed anew lack the sink", "attention/tiled_backward/numbers.clh",
           "softmax->sum[m] += weight_of_sink(call, tile->batch, softmax->base[m]);", "", "tiled",
           BACKWARD),

@@ -4,11 +4,12 @@
 #include <stdlib.h>
 
 #include "attention/backward_cpu.h"
+#include "attention/backward_reference.h"
 #include "attention/backward_steps.h"
 #include "attention/backward_tiled.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
-#include "attention/trial.h" /* ca_attention_wrong */
+#include "attention/trial.h"
 #include "attention/variants.h"
 #include "kernels/attention/params.h"
 #include "opencl/prepare.h"
@@ -16,33 +17,8 @@
 #include "opencl/step.h" /* CA_MAX_STEPS */
 #include "opencl/storage.h"
 
-/* Work-items of a group, where these are lanes. */
-#define GROUP 64
-
 /* Numbers of a row that the steps share: base, sum and delta. */
 #define NUMBERS 3
-
-/* What each gradient is computed by. */
-static const struct {
-    ca_attention_role role;
-    uint32_t step;
-    bool is_wide; /* some columns by a work-item, else one number */
-} gradients[] = {
-    {CA_ATTENTION_GRAD_QUERY, CA_BACKWARD_QUERY, true},
-    {CA_ATTENTION_GRAD_KEY, CA_BACKWARD_KEY, true},
-    {CA_ATTENTION_GRAD_VALUE, CA_BACKWARD_VALUE, true},
-    {CA_ATTENTION_GRAD_MASK, CA_BACKWARD_MASK, false},
-    {CA_ATTENTION_GRAD_SINKS, CA_BACKWARD_SINKS, false},
-};
-
-enum { GRADIENTS = sizeof gradients / sizeof gradients[0] };
-_Static_assert(GRADIENTS + 2 <= CA_MAX_STEPS, "rows and deltas are steps too");
-
-static bool
-has_elements(const ca_attention *attention, ca_attention_role role)
-{
-    return ca_attention_extent(attention, role).bytes > 0;
-}
 
 /* Captured arrays whose gradients the problem asks for. */
 static int
@@ -55,8 +31,9 @@ bool
 ca_attention_has_gradients(const ca_attention *attention)
 {
     bool any = captured_count(attention) > 0;
-    for (int n = 0; n < GRADIENTS; n++) {
-        any = any || ca_attention_has(attention, gradients[n].role);
+    for (ca_attention_role role = CA_ATTENTION_GRAD_QUERY; role <= CA_ATTENTION_GRAD_SINKS;
+         role++) {
+        any = any || ca_attention_has(attention, role);
     }
     return any;
 }
@@ -89,87 +66,6 @@ numbers_in(ca_storage *storage, const ca_attention *attention)
         stride *= attention->batch[d];
     }
     return numbers;
-}
-
-static void
-plan_step(const ca_device_info *info, ca_launched *launched, uint32_t gradient,
-          const int64_t grid[CA_ATTENTION_GRID_DIMS])
-{
-    ca_attention_plan *plan = &launched->plan;
-    ca_plan_begin(plan, &launched->attention, "attention_backward", 1);
-    plan->gradient = gradient;
-    for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
-        plan->grid[d] = grid[d];
-    }
-    if (info->items_are_lanes) {
-        plan->local_size = (size_t)ca_smaller(info->max_work_group, GROUP);
-        plan->any_local_size = true;
-    }
-    ca_plan_define_data(plan, info, &launched->attention);
-}
-
-/* The numbers of rows: what their softmax is made of. */
-static void
-plan_rows(const ca_device_info *info, const ca_attention *attention, const ca_operand *numbers,
-          ca_launched *launched)
-{
-    const int64_t *batch = attention->batch;
-    const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
-    ca_backward_start_step(attention, numbers, &launched->attention);
-    ca_attention_remove(&launched->attention, CA_ATTENTION_GRAD_OUTPUT);
-    launched->products = CA_REFERENCE_TIMES;
-    launched->adds = false;
-    launched->flags = 0;
-    plan_step(info, launched, CA_BACKWARD_ROWS, grid);
-}
-
-static void
-plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_operand *numbers,
-            ca_launched *launched)
-{
-    const int64_t *batch = attention->batch;
-    const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
-    ca_attention *step = &launched->attention;
-    ca_backward_start_step(attention, numbers, step);
-    ca_backward_remove_optional(step);
-    step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
-    step->operands[CA_ATTENTION_GRAD_OUTPUT] = attention->operands[CA_ATTENTION_GRAD_OUTPUT];
-    step->operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
-    launched->products = 0;
-    launched->adds = false;
-    launched->flags = 0;
-    plan_step(info, launched, CA_BACKWARD_DELTAS, grid);
-}
-
-/* Gradient n of the table. */
-static void
-plan_gradient(const ca_device_info *info, const ca_attention *attention, const ca_operand *numbers,
-              int n, ca_launched *launched)
-{
-    const ca_operand *result = &attention->operands[gradients[n].role];
-    ca_attention *step = &launched->attention;
-    int64_t grid[CA_ATTENTION_GRID_DIMS];
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        grid[d] = result->batch[d] != 0 ? attention->batch[d] : 1;
-    }
-    grid[3] = gradients[n].is_wide || result->row_stride != 0 ? result->rows : 1;
-    grid[4] = gradients[n].is_wide         ? ca_divide_up(result->columns, CA_REFERENCE_COLUMNS)
-              : result->column_stride != 0 ? result->columns
-                                           : 1;
-    ca_backward_start_step(attention, numbers, step);
-    if (gradients[n].role == CA_ATTENTION_GRAD_SINKS) {
-        ca_attention_remove(step, CA_ATTENTION_GRAD_OUTPUT);
-    } else {
-        ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
-    }
-    step->operands[CA_ATTENTION_OUTPUT] = *result;
-    launched->products = 3 * CA_REFERENCE_TIMES;
-    launched->flags = 0;
-    launched->adds = (attention->repeated >> gradients[n].role & 1) != 0;
-    plan_step(info, launched,
-              gradients[n].step | (launched->adds ? CA_BACKWARD_ADDS : 0) |
-                  CA_BACKWARD_DTYPE * (uint32_t)result->dtype,
-              grid);
 }
 
 /* ---- arrays that the score_mod reads ---- */
@@ -211,19 +107,6 @@ share_rows(const ca_attention *attention, const ca_captured *captured, int64_t e
     return found;
 }
 
-/* Plan a step whose operands are set. */
-static void
-plan_captured(const ca_device_info *info, ca_launched *launched, int products, int64_t copies,
-              uint32_t gradient, int64_t rows, int64_t columns)
-{
-    const int64_t grid[] = {1, 1, 1, rows, columns};
-    launched->products = products * CA_REFERENCE_TIMES;
-    launched->flags = 0;
-    launched->adds = true; /* to sums that a step before has left */
-    plan_step(info, launched, gradient, grid);
-    launched->plan.splits = copies;
-}
-
 /* ---- the pass ---- */
 
 /* A backward pass in the making. */
@@ -237,60 +120,86 @@ typedef struct {
 } pass;
 
 static bool
-is_any(int n)
+is_any(ca_attention_role role)
 {
-    (void)n;
+    (void)role;
     return true;
 }
 
 static bool
-is_wide(int n)
+is_wide(ca_attention_role role)
 {
-    return gradients[n].is_wide;
+    return role <= CA_ATTENTION_GRAD_VALUE;
 }
 
 static bool
-is_of_sinks(int n)
+is_narrow(ca_attention_role role)
 {
-    return gradients[n].role == CA_ATTENTION_GRAD_SINKS;
+    return !is_wide(role);
 }
 
 static bool
-is_narrow(int n)
+is_of_sinks(ca_attention_role role)
 {
-    return !gradients[n].is_wide;
+    return role == CA_ATTENTION_GRAD_SINKS;
 }
 
 /* A kernel that computes gradients faster than the reference. */
 typedef struct {
+    int variant;
     bool (*takes)(const ca_device_info *info, const ca_forced *forced,
                   const ca_attention *attention);
     ca_backward_division (*divide)(const ca_device_info *info, const ca_attention *attention);
     int (*plan)(const ca_device_info *info, const ca_attention *attention,
                 const ca_backward_division *division, const ca_operand *numbers,
                 const ca_operand *sums, ca_launched *steps);
-    bool (*leaves)(int n); /* to the reference: these gradients, of those in the table */
+    bool (*leaves)(ca_attention_role role); /* to the reference: these gradients */
 } fast_kernel;
 
 static const fast_kernel fast_kernels[] = {
-    {ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan, is_of_sinks},
-    {ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan, is_narrow},
+    {CA_INDEX_cpu, ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan,
+     is_of_sinks},
+    {CA_INDEX_tiled, ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan,
+     is_narrow},
 };
 
 enum { FAST_KERNELS = sizeof fast_kernels / sizeof fast_kernels[0] };
 
-/* Plan some gradients by the reference. Returns how many steps there are. */
-static int
-plan_gradients(const pass *p, bool (*is_chosen)(int n), ca_launched *steps)
+/* Numbers of kernels that are tried: the fast ones and the reference, behind the variants. */
+_Static_assert(CA_VARIANT_COUNT + FAST_KERNELS + 1 <= CA_TRIED_KERNELS, "each has a number");
+
+/* Start a pass on a prepared device. */
+static ca_status
+start_pass(pass *p, ca_device *device, const ca_attention *attention, ca_error *error)
 {
-    int count = 0;
-    for (int n = 0; n < GRADIENTS; n++) {
-        if (is_chosen(n) && has_elements(p->attention, gradients[n].role)) {
-            plan_gradient(ca_device_get_info(p->device), p->attention, &p->numbers, n,
-                          &steps[count++]);
-        }
+    ca_status status = CA_OK;
+    *p = (pass){.device = device, .attention = attention, .numbers = {.dtype = CA_FLOAT32}};
+    int64_t sizes[] = {attention->batch[0],
+                       attention->batch[1],
+                       attention->batch[2],
+                       attention->L,
+                       NUMBERS,
+                       ca_plan_real_bytes(attention)};
+    int64_t bytes;
+    CA_TRY(ca_plan_check_float64(ca_device_get_info(device), attention, error));
+    CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
+    p->steps = malloc(CA_MAX_STEPS * sizeof(*p->steps));
+    if (p->steps == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
     }
-    return count;
+    if (bytes > 0) {
+        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &p->storage, error));
+        p->numbers = numbers_in(p->storage, attention);
+    }
+done:
+    return status;
+}
+
+static void
+end_pass(pass *p)
+{
+    free(p->steps);
+    ca_storage_release(p->storage);
 }
 
 /* Let the reference compute all gradients. */
@@ -300,10 +209,9 @@ run_reference(const pass *p, ca_error *error)
     const ca_device_info *info = ca_device_get_info(p->device);
     int count = 0;
     if (p->storage != NULL) {
-        plan_rows(info, p->attention, &p->numbers, &p->steps[count++]);
-        plan_deltas(info, p->attention, &p->numbers, &p->steps[count++]);
+        count = ca_backward_reference_plan_rows(info, p->attention, &p->numbers, p->steps);
     }
-    count += plan_gradients(p, is_any, p->steps + count);
+    count += ca_backward_reference_plan(info, p->attention, &p->numbers, is_any, p->steps + count);
     return ca_attention_launch_all(p->device, p->steps, count, NULL, NULL, error);
 }
 
@@ -314,6 +222,7 @@ run_planned(const pass *p, const ca_device_info *info, const fast_kernel *fast,
             ca_plan_limits *limits, ca_error *error)
 {
     ca_status status = CA_OK;
+    const ca_device_info *whole = ca_device_get_info(p->device);
     const ca_attention *attention = p->attention;
     ca_backward_division division = fast->divide(info, attention);
     ca_storage *storage = NULL;
@@ -330,10 +239,11 @@ run_planned(const pass *p, const ca_device_info *info, const fast_kernel *fast,
         sums = matrix_in(storage, attention, bytes / division.stride / sizes[6], division.stride);
     }
     int count = fast->plan(info, attention, &division, &p->numbers, &sums, p->steps);
-    count += plan_gradients(p, fast->leaves, p->steps + count);
+    count +=
+        ca_backward_reference_plan(whole, attention, &p->numbers, fast->leaves, p->steps + count);
     CA_TRY(ca_attention_launch_all(p->device, p->steps, count, limits, &redoes, error));
     if (redoes) {
-        count = plan_gradients(p, is_wide, p->steps);
+        count = ca_backward_reference_plan(whole, attention, &p->numbers, is_wide, p->steps);
         for (int n = 0; n < count; n++) {
             p->steps[n].flags = CA_REDOES;
             p->steps[n].adds = true;
@@ -368,27 +278,131 @@ run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fas
     }
 }
 
+/* Returns the first program of a fast kernel, or of the reference for NULL: the kernel is left out by it. */
+static ca_kernel_spec
+first_program(const pass *p, const ca_device_info *info, const fast_kernel *fast)
+{
+    const ca_operand none = {.dtype = CA_FLOAT32};
+    if (fast == NULL) {
+        (void)ca_backward_reference_plan_rows(info, p->attention, &p->numbers, p->steps);
+    } else {
+        ca_backward_division division = fast->divide(info, p->attention);
+        (void)fast->plan(info, p->attention, &division, &p->numbers, &none, p->steps);
+    }
+    return p->steps[0].plan.spec;
+}
+
+/* ---- trials ---- */
+
+/* Start a pass that a kernel alone computes. CA_ERROR_SETTING if the kernel does not take it. */
+static ca_status
+start_alone(pass *p, ca_device *device, const ca_attention *attention, const fast_kernel *fast,
+            ca_device_info *info, ca_forced *forced, ca_error *error)
+{
+    ca_status status = CA_OK;
+    *info = *ca_device_get_info(device);
+    *forced = (ca_forced){.kernel = fast != NULL ? ca_variant_at(fast->variant)->word : NULL};
+    CA_TRY(start_pass(p, device, attention, error));
+    if (fast != NULL && !fast->takes(info, forced, attention)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_SETTING, "the kernel for gradients does not take it"));
+    }
+done:
+    return status;
+}
+
+static ca_status
+find_program(ca_device *device, const ca_attention *attention, const void *fast,
+             ca_kernel_spec *spec, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device_info info;
+    ca_forced forced;
+    pass p;
+    CA_TRY(start_alone(&p, device, attention, fast, &info, &forced, error));
+    *spec = first_program(&p, &info, fast);
+done:
+    end_pass(&p);
+    return status;
+}
+
+static ca_status
+run_alone(ca_device *device, const ca_attention *attention, const void *fast, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device_info info;
+    ca_forced forced;
+    pass p;
+    CA_TRY(start_alone(&p, device, attention, fast, &info, &forced, error));
+    CA_TRY(fast != NULL ? run_fast(&p, &info, &forced, fast, error) : run_reference(&p, error));
+done:
+    end_pass(&p);
+    return status;
+}
+
+/* Returns a row of the table as a kernel that is tried. The row behind the last one is the reference. */
+static ca_tried
+tried_kernel(int row)
+{
+    bool fast = row < FAST_KERNELS;
+    return (ca_tried){.number = CA_VARIANT_COUNT + row,
+                      .variant = fast ? fast_kernels[row].variant : CA_INDEX_reference,
+                      .is_backward = true,
+                      .kernel = fast ? &fast_kernels[row] : NULL,
+                      .plan = find_program,
+                      .run = run_alone};
+}
+
+ca_status
+ca_backward_find_tried(int variant, ca_tried *tried, ca_error *error)
+{
+    for (int row = 0; row <= FAST_KERNELS; row++) {
+        *tried = tried_kernel(row);
+        if (tried->variant == variant) {
+            return CA_OK;
+        }
+    }
+    return ca_error_set(error, CA_ERROR_SETTING, "%s has no kernel for gradients",
+                        ca_variant_at(variant)->word);
+}
+
+/* Try the kernel of a row, unless one is forced. `spec` is its program for the pass. */
+static ca_status
+try_kernel(const pass *p, const ca_forced *forced, int row, const ca_kernel_spec *spec,
+           ca_error *error)
+{
+    const ca_tried tried = tried_kernel(row);
+    return forced->kernel != NULL || forced->trials == CA_TRIALS_OFF
+               ? CA_OK
+               : ca_attention_try(p->device, p->attention, &tried, spec, error);
+}
+
+/* ---- the choice ---- */
+
 /* Run the fastest kernel that works, as launch_best of attention/run.c does. */
 static ca_status
 run_best(pass *p, const ca_forced *forced, ca_error *error)
 {
+    ca_status status = CA_OK;
+    const uint32_t wrong = ca_attention_wrong(p->device, p->attention);
     ca_forced now = *forced;
-    now.left_out |= ca_attention_wrong(p->device, p->attention);
+    ca_kernel_spec spec;
+    now.left_out |= wrong;
     for (int n = 0; n < FAST_KERNELS; n++) {
         const fast_kernel *fast = &fast_kernels[n];
         ca_device_info info;
         ca_forced_limit(forced, ca_device_get_info(p->device), &info);
-        if (p->storage == NULL || !fast->takes(&info, &now, p->attention)) {
+        if (p->storage == NULL || (wrong >> tried_kernel(n).number & 1) != 0 ||
+            !fast->takes(&info, &now, p->attention)) {
             continue;
         }
-        ca_backward_division division = fast->divide(&info, p->attention);
-        ca_operand none = {.dtype = CA_FLOAT32};
-        (void)fast->plan(&info, p->attention, &division, &p->numbers, &none, p->steps);
-        ca_kernel_spec spec = p->steps[0].plan.spec;
+        spec = first_program(p, &info, fast);
         if (ca_device_leaves_out(p->device, &spec)) {
             continue;
         }
-        ca_status status = run_fast(p, &info, &now, fast, error);
+        status = try_kernel(p, forced, n, &spec, error);
+        if (status == CA_OK) {
+            status = run_fast(p, &info, &now, fast, error);
+        }
         p->on_cpu = status == CA_OK && n == 0;
         if (status != CA_ERROR_KERNEL || forced->kernel != NULL) {
             return status;
@@ -396,7 +410,11 @@ run_best(pass *p, const ca_forced *forced, ca_error *error)
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
     }
-    return run_reference(p, error);
+    spec = first_program(p, ca_device_get_info(p->device), NULL);
+    CA_TRY(try_kernel(p, forced, FAST_KERNELS, &spec, error));
+    CA_TRY(run_reference(p, error));
+done:
+    return status;
 }
 
 /* Let a step that computes no scores share its program with calls without mods. */
@@ -435,7 +453,8 @@ run_captured(const pass *p, const ca_captured *captured, ca_error *error)
     ca_backward_remove_optional(&clear->attention);
     clear->attention.operands[CA_ATTENTION_OUTPUT] = sums;
     remove_mods(p, clear);
-    plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR, found.copies, 2 * elements);
+    ca_backward_reference_plan_captured(info, clear, 0, found.copies, CA_BACKWARD_CLEAR,
+                                        found.copies, 2 * elements);
     if (p->numbers.data != NULL) {
         ca_launched *pairs = &p->steps[count++];
         ca_backward_start_step(attention, &p->numbers, &pairs->attention);
@@ -447,7 +466,8 @@ run_captured(const pass *p, const ca_captured *captured, ca_error *error)
             ca_backward_cpu_plan_captured(info, &division, gradient, found.groups, found.copies,
                                           pairs);
         } else {
-            plan_captured(info, pairs, 3, found.copies, gradient, found.groups, found.copies);
+            ca_backward_reference_plan_captured(info, pairs, 3, found.copies, gradient,
+                                                found.groups, found.copies);
         }
     }
     ca_launched *total = &p->steps[count++];
@@ -462,10 +482,10 @@ run_captured(const pass *p, const ca_captured *captured, ca_error *error)
     ca_attention_set_output(&total->attention, &flat);
     remove_mods(p, total);
     bool adds = attention->first_row > 0; /* an earlier problem of the call has written there */
-    plan_captured(info, total, 0, found.copies,
-                  CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
-                      CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
-                  1, elements);
+    ca_backward_reference_plan_captured(info, total, 0, found.copies,
+                                        CA_BACKWARD_TOTAL | (adds ? CA_BACKWARD_ADDS : 0) |
+                                            CA_BACKWARD_DTYPE * (uint32_t)flat.dtype,
+                                        1, elements);
     CA_TRY(ca_attention_launch_all(device, p->steps, count, NULL, NULL, error));
 done:
     ca_storage_release(storage);
@@ -477,32 +497,14 @@ ca_attention_run_backward(ca_device *device, const ca_forced *forced, const ca_a
                           ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_device_info *info = ca_device_get_info(device);
-    pass p = {.device = device, .attention = attention, .numbers = {.dtype = CA_FLOAT32}};
-    int64_t sizes[] = {attention->batch[0],
-                       attention->batch[1],
-                       attention->batch[2],
-                       attention->L,
-                       NUMBERS,
-                       ca_plan_real_bytes(attention)};
-    int64_t bytes;
+    pass p = {.steps = NULL};
     CA_TRY(ca_device_prepare(device, error));
-    CA_TRY(ca_plan_check_float64(info, attention, error));
-    CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
-    p.steps = malloc(CA_MAX_STEPS * sizeof(*p.steps));
-    if (p.steps == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
-    }
-    if (bytes > 0) {
-        CA_TRY(ca_storage_new(device, (size_t)bytes, "numbers of rows", &p.storage, error));
-        p.numbers = numbers_in(p.storage, attention);
-    }
+    CA_TRY(start_pass(&p, device, attention, error));
     CA_TRY(run_best(&p, forced, error));
     for (int n = 0; n < captured_count(attention); n++) {
         CA_TRY(run_captured(&p, &attention->mods->captured[n], error));
     }
 done:
-    free(p.steps);
-    ca_storage_release(p.storage);
+    end_pass(&p);
     return status;
 }

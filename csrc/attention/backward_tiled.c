@@ -141,7 +141,6 @@ ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
     int64_t refused = CA_PAST_OPTIONS | CA_USES(INPUT_BIAS) | CA_USES(LATE_SOFTCAP);
     if (!chosen || !sizes || (attention->repeated & three) != 0 ||
         operands[CA_ATTENTION_VALUE].dtype != dtype ||
-        (attention->mods != NULL && attention->mods->has_score) ||
         (ca_attention_options(attention) & refused) != 0) {
         return false;
     }

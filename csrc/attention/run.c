@@ -176,6 +176,63 @@ prepare_scores(ca_device *device, const ca_forced *forced, const ca_attention *a
     return status;
 }
 
+/* Plan a problem by a variant alone, for its trial. */
+static ca_status
+plan_alone(ca_device *device, const ca_attention *attention, const void *variant,
+           ca_attention_plan *plan, ca_error *error)
+{
+    const ca_forced forced = {.kernel = ((const ca_variant *)variant)->word};
+    return ca_attention_make_plan(ca_device_get_info(device), &forced, attention, plan, error);
+}
+
+static ca_status
+find_program(ca_device *device, const ca_attention *attention, const void *variant,
+             ca_kernel_spec *spec, ca_error *error)
+{
+    ca_attention_plan plan;
+    ca_status status = plan_alone(device, attention, variant, &plan, error);
+    if (status == CA_OK) {
+        *spec = plan.spec;
+    }
+    return status;
+}
+
+static ca_status
+run_alone(ca_device *device, const ca_attention *attention, const void *variant, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_forced none = {.kernel = NULL};
+    ca_attention_plan plan;
+    CA_TRY(plan_alone(device, attention, variant, &plan, error));
+    CA_TRY(ca_attention_launch_within(device, &none, attention, &plan, error));
+done:
+    return status;
+}
+
+static ca_tried
+tried_variant(int variant)
+{
+    return (ca_tried){.number = variant,
+                      .variant = variant,
+                      .kernel = ca_variant_at(variant),
+                      .plan = find_program,
+                      .run = run_alone};
+}
+
+ca_status
+ca_attention_try_variant(ca_device *device, int variant, bool gradients, ca_dtype dtype,
+                         ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_tried tried = tried_variant(variant);
+    if (gradients) {
+        CA_TRY(ca_backward_find_tried(variant, &tried, error));
+    }
+    CA_TRY(ca_attention_try_kernel(device, &tried, dtype, value_dtype, E, Ev, anew, error));
+done:
+    return status;
+}
+
 /* Launches the problem as the best variant that works. A kernel that the driver cannot build, create
    or launch within its limits is left out from now on, and so is a variant that fails its trial. The
    next variant then computes the problem, and a notice tells the caller. The reference is the last
@@ -209,7 +266,8 @@ launch_best(ca_device *device, const ca_forced *forced, const ca_attention *atte
             continue;
         }
         if (forced->kernel == NULL && forced->trials != CA_TRIALS_OFF) {
-            status = ca_attention_try(device, attention, &plan, error);
+            const ca_tried tried = tried_variant(plan.variant);
+            status = ca_attention_try(device, attention, &tried, &plan.spec, error);
         }
         if (status == CA_OK) {
             status = ca_attention_launch_within(device, forced, attention, &plan, error);

@@ -23,4 +23,10 @@ ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
 ca_status ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *attention,
                            ca_error *error);
 
+/* Try the variant in a row of the table, or its kernel for gradients, as ca_attention_try_kernel does.
+   CA_ERROR_SETTING if the variant has no such kernel. */
+ca_status ca_attention_try_variant(ca_device *device, int variant, bool gradients, ca_dtype dtype,
+                                   ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew,
+                                   ca_error *error);
+
 #endif

@@ -15,6 +15,7 @@
  *
  *     open                                        make the device ready
  *     attention WORD DTYPE VALUE_DTYPE E EV       try the variant WORD: see attention/trial.h
+ *     gradients WORD DTYPE VALUE_DTYPE E EV       the same of its kernel for gradients
  *     diagonal WIDTH                              copy and fill elements of WIDTH bytes
  *
  * CA_OK if the other process did not end early, whether its results were right or not.

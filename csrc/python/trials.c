@@ -2,7 +2,7 @@
  *
  * Trials of variants, for clattn/_host/apart.py and the listing.
  */
-#include "attention/trial.h"
+#include "attention/run.h" /* ca_attention_try_variant */
 #include "attention/variants.h"
 #include "python/device.h"
 #include "python/error.h"
@@ -34,13 +34,14 @@ read_variant(const ca_state *state, const char *word, int *variant)
     return ca_py_error_check(state, status, &error);
 }
 
-/* try_variant(device, word, dtype, value_dtype, head_size, v_head_size, anew, /) -> None, or why the
-   variant is not used. A ValueError if it does not take such calls. */
+/* try_variant(device, what, word, dtype, value_dtype, head_size, v_head_size, anew, /) -> None, or why the
+   variant is not used. `what` is "attention" or "gradients". A ValueError if it does not take such calls. */
 static PyObject *
 try_variant(PyObject *module, PyObject *args)
 {
     ca_state *state = ca_state_get(module);
     PyObject *device;
+    const char *what;
     const char *word;
     const char *name;
     const char *value_name;
@@ -50,8 +51,8 @@ try_variant(PyObject *module, PyObject *args)
     long long Ev;
     int anew;
     int variant = CA_INDEX_reference;
-    if (!PyArg_ParseTuple(args, "O!sssLLp", state->device_type, &device, &word, &name, &value_name,
-                          &E, &Ev, &anew) ||
+    if (!PyArg_ParseTuple(args, "O!ssssLLp", state->device_type, &device, &what, &word, &name,
+                          &value_name, &E, &Ev, &anew) ||
         read_variant(state, word, &variant) < 0 || read_dtype(name, &dtype) < 0 ||
         read_dtype(value_name, &value_dtype) < 0) {
         return NULL;
@@ -59,7 +60,8 @@ try_variant(PyObject *module, PyObject *args)
     CA_NEW_ERROR(error);
     ca_py_work work;
     ca_py_work_begin(&work, state, &error);
-    ca_status status = ca_attention_try_variant(ca_py_device_get(device), variant, dtype,
+    bool gradients = strcmp(what, "gradients") == 0;
+    ca_status status = ca_attention_try_variant(ca_py_device_get(device), variant, gradients, dtype,
                                                 value_dtype, E, Ev, anew != 0, &error);
     ca_py_work_end(&work);
     if (status == CA_ERROR_KERNEL) {

@@ -121,6 +121,7 @@ def is_known(device: Device, /) -> bool: ...
 def fast_variants(device: Device, dtype: str, /) -> list[str]: ...
 def try_variant(
     device: Device,
+    what: str,
     word: str,
     dtype: str,
     value_dtype: str,

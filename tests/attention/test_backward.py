@@ -8,7 +8,7 @@ from references import attention, dropout
 from references.attention import DTYPES, compute_dtype, float32, float64
 from references.gradients import NAMES, backward_in
 from support.data import draw, qkv, sdpa
-from support.gradients import backward, check_backward, grads
+from support.gradients import FASTEST, REFERENCE, TILED, backward, check_backward, grads
 from support.layouts import negative_rows, sliced
 from support.loops import looped
 from support.variants import force
@@ -18,11 +18,7 @@ INF, NAN = np.inf, np.nan
 pytestmark = pytest.mark.usefixtures("kernel")
 
 
-REFERENCE = pytest.param("reference", marks=pytest.mark.by_turns, id="reference")
-TILED = pytest.param("tiled", marks=pytest.mark.by_turns, id="tiled")
-
-
-@pytest.fixture(params=[pytest.param("", id="fastest"), REFERENCE, TILED])
+@pytest.fixture(params=[FASTEST, REFERENCE, TILED])
 def kernel(request):
     """The kernel that is forced. Those that are slow on CPUs run on one of them."""
     if "device" not in request.fixturenames:
@@ -32,9 +28,7 @@ def kernel(request):
 
 
 # For tests that tell little of a kernel's products, and would build many programs of tiled.
-without_tiled = pytest.mark.parametrize(
-    "kernel", [pytest.param("", id="fastest"), REFERENCE], indirect=True
-)
+without_tiled = pytest.mark.parametrize("kernel", [FASTEST, REFERENCE], indirect=True)
 
 
 def assert_same(got, right):

@@ -7,63 +7,22 @@ import clattn
 import numpy as np
 import pytest
 from clattn import flex_attention, flex_attention_backward, lookup
-from references.attention import bfloat16, compute_dtype, float32, float64
-from references.flex_gradients import flex_gradients, forward
+from references.attention import bfloat16, float32, float64
+from references.flex_gradients import flex_gradients
 from support.checks import assert_close
 from support.data import draw, qkv
+from support.flex_gradients import assert_gradient, backward, check_gradients
+from support.gradients import FASTEST, TILED
 from support.mods import GALLERY
+from support.variants import force
 
 where = np.where
 
 
-def backward(arrays, grad_output, *, device, **options):
-    """Gradients, for the output of NumPy: no program of the forward pass is built."""
-    known = {name: option for name, option in options.items()
-             if name not in ("needs", "captured", "grad_lse", "block_mask")}  # fmt: skip
-    score_mod = known.pop("score_mod", None)
-    if "block_mask" in options:
-        known["mask_mod"] = options["block_mask"].mask_mod
-    steps = forward(*arrays, mod_of=score_mod and (lambda: score_mod), **known)
-    dtype = arrays[0].dtype
-    output, lse = steps.output.astype(dtype), steps.lse.astype(compute_dtype(dtype))
-    return output, flex_attention_backward(
-        grad_output, *arrays, output, lse, device=device, **options
-    )
-
-
-def check_gradients(arrays, mod_of=None, captured=(), *, device, block_mask=None, **options):
-    """Compare all gradients with the oracle's, for random gradients of output and lse."""
-    lead = np.broadcast_shapes(*[a.shape[:-3] for a in arrays])
-    heads = max(a.shape[-3] for a in arrays)
-    grad_output = draw((*lead, heads, arrays[0].shape[-2], arrays[2].shape[-1]),
-                       arrays[0].dtype, seed=9)  # fmt: skip
-    grad_lse = draw(grad_output.shape[:-1], compute_dtype(arrays[0].dtype), seed=10)
-    known = options | {"grad_lse": grad_lse}
-    if block_mask is not None:
-        options["block_mask"] = block_mask
-        known["mask_mod"] = block_mask.mask_mod
-    needs = ("query", "key", "value", *["sinks"] * ("sinks" in options))
-    output, got = backward(
-        arrays, grad_output, score_mod=mod_of and mod_of(*captured), captured=captured, needs=needs,
-        grad_lse=grad_lse, device=device, **options)  # fmt: skip
-    right = flex_gradients(grad_output, *arrays, output, mod_of=mod_of, captured=captured, **known)
-    for name in ("query", "key", "value"):
-        assert_gradient(getattr(got, name), getattr(right, name), name)
-    for n, (one, wanted, array) in enumerate(
-        zip(got.captured, right.captured, captured, strict=True)
-    ):
-        assert one.dtype == array.dtype
-        assert_gradient(one, wanted, f"captured[{n}]")
-    if "sinks" in options:
-        assert_gradient(got.sinks, right.sinks, "sinks")
-    else:
-        assert got.sinks is None
-    return got
-
-
-def assert_gradient(got, right, name):
-    assert type(got) is np.ndarray and got.flags.c_contiguous
-    assert_close(got, *right, f"gradient of {name}")
+@pytest.fixture(params=[FASTEST, TILED])
+def kernel(request, monkeypatch):
+    """The kernel that is forced."""
+    force(monkeypatch, request.param)
 
 
 def needs_float64(device):
@@ -75,6 +34,7 @@ def needs_float64(device):
 
 
 @pytest.mark.by_turns
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("name", ["t5, documents", "alibi, causal"])
 def test_gallery(device, name):
     """129 rows and keys are no multiple of a block."""
@@ -86,6 +46,7 @@ def test_gallery(device, name):
 
 
 @pytest.mark.by_turns
+@pytest.mark.usefixtures("kernel")
 def test_blocks_and_options(device):
     """A block mask for more rows, grouped heads, offsets, a softcap and sinks, all at once."""
     score_mod, mask_mod = GALLERY["excluding, window"]
@@ -280,6 +241,7 @@ def test_what_does_not_matter(device):
 
 
 @pytest.mark.by_turns
+@pytest.mark.usefixtures("kernel")
 def test_excluded_and_outside(device):
     """NaN of excluded pairs changes nothing. An index outside is a NaN, which no element gets."""
     needs_float64(device)

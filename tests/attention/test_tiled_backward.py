@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float32, float64
 from support.data import draw, qkv, sdpa
+from support.flex_gradients import check_gradients
 from support.gradients import backward, check_backward, grads
 from support.launches import launched_once
 from support.variants import SMALL_TILE, force
@@ -61,6 +62,29 @@ def test_a_mask_of_the_user(device):
         got = clattn.flex_attention_backward(G, q, k, v, output, lse, device=device, **options)
         for one, other in zip(got[:3], right[:3], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_score_of_the_user(device):
+    """Tiles and blocks with remainders. Gradients of arrays that it reads are the reference's."""
+    slopes, table = draw((4,), seed=3), draw((4, 70 + 131 - 1), seed=4)
+
+    def mod_of(slopes, table):
+        def mod(score, b, h, q_idx, kv_idx):
+            distance = q_idx - kv_idx
+            shifted = score * clattn.lookup(slopes, h) + clattn.lookup(table, h, distance)
+            return np.where(distance > 60, -np.inf, shifted)
+
+        return mod
+
+    q, k, v = qkv((2, 4), 70, 131, 24, 40)
+    options = {"enable_gqa": True, "softcap": 2.0, "device": device}
+    for captured in ((), (slopes, table)):
+        arrays = captured or (slopes, table)
+        used = launched_once(check_gradients, (q, k[:, :2], v[:, :2]),
+                             lambda *given, arrays=arrays: mod_of(*(given or arrays)), captured,
+                             **options)  # fmt: skip
+        kernels = {one.kernel for one in used if one.macros.get("HAS_SCORE_MOD") == 1}
+        assert kernels == {"attention_tiled_backward", *["attention_backward"] * bool(captured)}
 
 
 def test_subsets(device):

@@ -80,6 +80,29 @@ def test_a_kernel_that_ends_the_process_is_not_used(ending, how, words):
         "probe_device", "probe_loops", "attention_reference"}  # fmt: skip
 
 
+def test_a_kernel_of_gradients_that_ends_the_process(ending):
+    """The reference computes them, and the forward pass keeps its kernel."""
+    on_device = ending(attention_tiled_backward=signal.SIGSEGV)
+    code = """
+    import warnings
+    import clattn
+    from support.data import qkv
+    from support.gradients import check_backward, grads
+
+    arrays = qkv((1, 2), 20, 50, 64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_backward(grads(*arrays), *arrays, device=clattn.devices()[0])
+    print(*(w.message for w in told), sep="\\n")
+    """
+    for _ in range(2):
+        said = on_device.run(code).stdout
+        assert "cannot use the kernel 'attention_tiled_backward'" in said
+        assert "its trial in another process ended that process (signal 11)" in said
+    assert {name for name, _ in on_device.told()[1]} == {
+        "probe_device", "probe_loops", "attention_tiled", "attention_backward"}  # fmt: skip
+
+
 def test_a_device_that_cannot_be_opened_is_passed_over(ending):
     on_device = ending(probe_device=signal.SIGABRT)
     for _ in range(2):
@@ -108,7 +131,7 @@ def test_matrices_and_the_last_kernel_are_tried_too(ending):
 
 
 def test_the_listing_names_what_is_not_used(ending):
-    on_device = ending(attention_decode_gpu=signal.SIGSEGV)
+    on_device = ending(attention_decode_gpu=signal.SIGSEGV, attention_backward=signal.SIGSEGV)
     code = """
     from argparse import Namespace
     from clattn._commands import doctor, listing
@@ -117,7 +140,10 @@ def test_the_listing_names_what_is_not_used(ending):
     """
     said = on_device.run(code).stdout
     assert "for float32    tiled, reference" in said
+    assert "for gradients  tiled\n" in said
     assert "not used       decode_gpu: its trial in another process ended" in said
+    assert "not used       reference for gradients: its trial in another" in said
+    assert "tiled for gradients: right" in said
     assert "decode_gpu: its trial in another process ended that process (signal 11)" in said
     assert "tiled: right" in said
     assert "does without the kernel decode_gpu" in said

@@ -3,9 +3,15 @@
 
 import clattn
 import numpy as np
+import pytest
 from references.gradients import NAMES, judged
 from support.checks import assert_close, native
 from support.data import draw, sdpa
+
+# Kernels, as parameters of a fixture. Those that are slow on CPUs run on one of them.
+FASTEST = pytest.param("", id="fastest")
+REFERENCE = pytest.param("reference", marks=pytest.mark.by_turns, id="reference")
+TILED = pytest.param("tiled", marks=pytest.mark.by_turns, id="tiled")
 
 
 def backward(grad_output, query, key, value, *, device, needs=None, **options):

@@ -86,7 +86,7 @@ def skip_unless_used(device, *words, dtype=float32):
     name = np.dtype(dtype).name
     for word in words:
         try:
-            reason = clattn._core.try_variant(device, word, name, name, 64, 64, False)
+            reason = clattn._core.try_variant(device, "attention", word, name, name, 64, 64, False)
         except ValueError:
             pytest.skip(f"the device has no room for {word}")
         if reason is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import itertools
 import os
 import platform
 import stat
@@ -205,17 +206,19 @@ def _try_kernels(devices: Iterable[Device]) -> tuple[list[Line], list[str]]:
     lines: list[Line] = []
     advice: list[str] = []
     for device in devices:
-        for word in _core.fast_variants(device, "float32"):
+        words = _core.fast_variants(device, "float32")
+        for what, word in itertools.product(("attention", "gradients"), words):
             try:
-                found = apart.ask(device, "attention", word, "float32", "float32", "64", "64")
+                found = apart.ask(device, what, word, "float32", "float32", "64", "64")
             except apart.NoProcessError:
                 return [("", "no process can be started")], advice
             problem = found.get("ended") or found.get("reason")
+            kernel = f"{word} for gradients" if what == "gradients" else word
             if "refused" not in found:
-                lines.append((device.name, f"{word}: {problem or 'right'}"))
+                lines.append((device.name, f"{kernel}: {problem or 'right'}"))
             if problem is not None:
-                advice.append(f"{device.name} ({device.platform}) does without the kernel {word}: "
-                              "please report this page")  # fmt: skip
+                advice.append(f"{device.name} ({device.platform}) does without the kernel "
+                              f"{kernel}: please report this page")  # fmt: skip
     return lines, advice
 
 

@@ -122,20 +122,25 @@ def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
                 yield "", line
 
 
-def _kernels_for(device: Device, dtype: str) -> Iterator[tuple[str, str | None]]:
+def _kernels_for(device: Device, what: str, dtype: str) -> Iterator[tuple[str, str | None]]:
     """Yield the kernels that calls of a dtype choose from, and why one is not used, or None."""
     for word in _core.fast_variants(device, dtype):
-        with suppress(ValueError):  # the device lacks what the kernel needs
-            yield word, _core.try_variant(device, word, dtype, dtype, 64, 64, False)
+        with suppress(ValueError):  # the device lacks what the kernel needs, or there is none
+            yield word, _core.try_variant(device, what, word, dtype, dtype, 64, 64, False)
 
 
 def _kernels(device: Device) -> Iterator[tuple[str, str]]:
     """Yield which kernels a driver that is not known is used with: each is tried."""
     refused: dict[str, str] = {}
-    for dtype in ("float32", "float16"):
-        found = dict(_kernels_for(device, dtype))
-        yield f"for {dtype}", ", ".join(word for word, why in found.items() if why is None)
-        refused |= {word: why for word, why in found.items() if why is not None}
+    for label, what, dtype in (
+        ("float32", "attention", "float32"),
+        ("float16", "attention", "float16"),
+        ("gradients", "gradients", "float32"),
+    ):
+        found = dict(_kernels_for(device, what, dtype))
+        yield f"for {label}", ", ".join(word for word, why in found.items() if why is None)
+        of = " for gradients" if what == "gradients" else ""
+        refused |= {word + of: why for word, why in found.items() if why is not None}
     for word, why in refused.items():
         yield "not used", f"{word}: {why.splitlines()[0]}"
 

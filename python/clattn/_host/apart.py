@@ -26,6 +26,8 @@ _START = (
     "from clattn._host import apart; apart.main(*sys.argv[2:])"
 )
 
+_KERNELS = ("attention", "gradients")  # requests that try one
+
 _TOLD = "clattn tells: "  # before what the other process prints; drivers print too
 
 
@@ -106,7 +108,8 @@ def _identity(device: Device) -> list[str]:
 
 
 def _what(words: tuple[str, ...]) -> str:
-    return {"open": "opening the device", "attention": "its trial"}.get(words[0], "a small call")
+    trial = dict.fromkeys(_KERNELS, "its trial")
+    return ({"open": "opening the device"} | trial).get(words[0], "a small call")
 
 
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
@@ -130,10 +133,10 @@ def main(seconds: str, known: str, index: str, *words: str) -> None:
     reason = device.reason
     _begin_step(seconds)
     try:
-        if reason is None and words[0] == "attention":
-            _, word, dtype, value_dtype, size, value_size = words
+        if reason is None and words[0] in _KERNELS:
+            what, word, dtype, value_dtype, size, value_size = words
             reason = _core.try_variant(
-                device, word, dtype, value_dtype, int(size), int(value_size), True
+                device, what, word, dtype, value_dtype, int(size), int(value_size), True
             )
         elif reason is None and words[0] == "diagonal":
             _fill_and_copy(device, int(words[1]))
