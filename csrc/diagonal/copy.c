@@ -11,14 +11,6 @@
 /* The host has copied this much before a kernel would have started. */
 #define SMALL_BYTES (64 << 10)
 
-/* True if the host may read and write the tensor's memory now. */
-static bool
-is_at_hand(const ca_tensor *tensor)
-{
-    return tensor->block == NULL || (ca_storage_is_host(ca_storage_of(tensor->block)) &&
-                                     ca_storage_is_idle(ca_storage_of(tensor->block)));
-}
-
 /* Copies row by row, from dimension `d` on. */
 static void
 copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source, char *target)
@@ -61,8 +53,8 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to, const
     if (bytes == 0) {
         return CA_OK;
     }
-    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) && ca_diagonal_has_rows(from) &&
-        ca_diagonal_has_rows(to)) {
+    if (bytes <= SMALL_BYTES && ca_storage_is_at_hand(from) && ca_storage_is_at_hand(to) &&
+        ca_diagonal_has_rows(from) && ca_diagonal_has_rows(to)) {
         copy_rows(from, to, 0, from->data, to->data);
         return CA_OK;
     }

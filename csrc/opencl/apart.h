@@ -17,6 +17,7 @@
  *     attention WORD DTYPE VALUE_DTYPE E EV       try the variant WORD: see attention/trial.h
  *     gradients WORD DTYPE VALUE_DTYPE E EV       the same of its kernel for gradients
  *     diagonal WIDTH                              copy and fill elements of WIDTH bytes
+ *     pages CODES DTYPE                           write elements of DTYPE to pages, as CA_CODES_…
  *
  * CA_OK if the other process did not end early, whether its results were right or not.
  * CA_ERROR_KERNEL, with the reason, if the process ended early or hung. Both are kept on disk for the

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "base/tensor.h" /* ca_block */
+#include "base/tensor.h"
 #include "opencl/info.h"
 
 /* Memory with counted references. Any thread may hold one. */
@@ -67,6 +67,14 @@ ca_status ca_storage_check(const ca_storage *storage, const char *call, const ch
 
 /* True if no call uses the memory any more. False in a forked child. */
 bool ca_storage_is_idle(ca_storage *storage);
+
+/* True if the host may read and write the tensor's memory now. */
+static inline bool
+ca_storage_is_at_hand(const ca_tensor *tensor)
+{
+    return tensor->block == NULL || (ca_storage_is_host(ca_storage_of(tensor->block)) &&
+                                     ca_storage_is_idle(ca_storage_of(tensor->block)));
+}
 
 /* Note that the host was given the address. From now on, launches that use the memory are
    waited for. */

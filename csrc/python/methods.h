@@ -32,6 +32,7 @@ extern PyMethodDef ca_py_tuning_methods[];   /* python/tuning.c */
 extern PyMethodDef ca_py_mods_methods[];     /* python/mods.c */
 extern PyMethodDef ca_py_trials_methods[];   /* python/trials.c */
 extern PyMethodDef ca_py_pyopencl_methods[]; /* python/pyopencl.c */
+extern PyMethodDef ca_py_pages_methods[];    /* python/pages.c */
 
 /* The arguments of functions that take them by name, as texts; see python/arguments.h. */
 extern const char *const ca_py_sdpa_arguments[];         /* python/torch.c */

@@ -77,6 +77,7 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_mods_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_trials_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_pyopencl_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_pages_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_scatter_methods) < 0 ||

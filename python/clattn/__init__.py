@@ -1,8 +1,9 @@
 """Attention and diagonal matrices on OpenCL devices, for NumPy.
 
 ``clattn.scaled_dot_product_attention`` computes attention,
-``clattn.scaled_dot_product_attention_backward`` its gradients, ``clattn.KVCache`` keeps keys and
-values for decoding, and ``clattn.merge_attention`` joins results over parts of the keys.
+``clattn.scaled_dot_product_attention_backward`` its gradients, ``clattn.KVCache`` and
+``clattn.PagedKVCache`` keep keys and values for decoding, and ``clattn.merge_attention`` joins
+results over parts of the keys.
 ``clattn.tensor`` puts an array into a device's memory. ``clattn.onnx``, ``clattn.openvino`` and
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
@@ -38,6 +39,7 @@ from clattn.flex import (
 )
 from clattn.gradients import AttentionGradients, scaled_dot_product_attention_backward
 from clattn.merging import merge_attention
+from clattn.paged import PagedKVCache
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.varlen import varlen_attn
 from clattn.warming import warm_up
@@ -56,6 +58,7 @@ __all__ = [
     "DeviceError",
     "FlexGradients",
     "KVCache",
+    "PagedKVCache",
     "Tensor",
     "and_masks",
     "create_block_mask",

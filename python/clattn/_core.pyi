@@ -137,6 +137,19 @@ def memory_stats(device: DeviceLike | None, /) -> dict[str, int]: ...
 def empty_cache(device: DeviceLike | None, /) -> None: ...
 def empty(shape: Sequence[int], dtype: DTypeLike, device: DeviceLike | None, /) -> Tensor: ...
 
+# For clattn.PagedKVCache: csrc/python/pages.c.
+def write_rows(
+    array: Array,
+    name: str,
+    places: np.ndarray,
+    codes: int,
+    pages: Tensor,
+    scales: Tensor | None,
+    offsets: Tensor | None,
+    /,
+) -> None: ...
+def copy_pages(pages: Tensor, moves: np.ndarray, /) -> None: ...
+
 @final
 class Cache:
     def __new__(cls, key: Tensor, value: Tensor, /) -> Cache: ...

@@ -9,7 +9,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
-from clattn._arguments.integers import integers, one_or_several, size
+from clattn._arguments.integers import head_size_of, integers, one_or_several, size
 from clattn._host.fork import call_in_children
 from clattn.flex.compile import trace_mods
 
@@ -90,8 +90,8 @@ class KVCache:
         batch = size(batch, "batch", 1)
         num_kv_heads = size(num_kv_heads, "num_kv_heads", 1)
         capacity = size(capacity, "capacity", 0)
-        head_size = _head_size(head_size, "head_size")
-        v_head_size = head_size if v_head_size is None else _head_size(v_head_size, "v_head_size")
+        head_size = head_size_of(head_size, "head_size")
+        v_head_size = head_size if v_head_size is None else head_size_of(v_head_size, "v_head_size")
         dtype = float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
         key = _core.empty((*lead, head_size), dtype, device)
@@ -419,14 +419,6 @@ class KVCache:
 
 
 _caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
-
-
-def _head_size(number: Any, name: str) -> int:
-    """Return a head size that calls take."""
-    found = size(number, name, 1)
-    if found > _core.MOST_HEAD_SIZE:
-        raise ValueError(f"{name} is {found}; expected {_core.MOST_HEAD_SIZE} at most")
-    return found
 
 
 def _renew_locks() -> None:

@@ -14,8 +14,9 @@ BELOW = {
     "opencl": {"base"},
     "attention": {"base", "opencl"},
     "diagonal": {"base", "opencl"},
+    "pages": {"base", "opencl"},
     "doors": {"base", "opencl", "attention", "diagonal"},
-    "python": {"base", "opencl", "attention", "diagonal", "doors"},
+    "python": {"base", "opencl", "attention", "diagonal", "pages", "doors"},
 }
 # Headers of the functions of several files.
 TABLES = ("csrc/python/methods.h", "csrc/base/platform.h")

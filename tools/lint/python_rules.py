@@ -14,6 +14,7 @@ from lint.common import circle
 # All modules outside these folders and _commands are public, and import nothing from _commands.
 BELOW = {
     "_arguments": {"_core"},
+    "_caches": {"_core", "_arguments"},
     "_host": {"_core", "_arguments"},
     "_parts": {"_core", "_arguments", "attention", "gradients"},
     "flex": {"_core", "_arguments"},

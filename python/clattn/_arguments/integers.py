@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clattn import _core
+
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -48,6 +50,14 @@ def size(number: Any, name: str, lowest: int) -> int:
     found = integer(number, name)
     if not lowest <= found < 2**63:
         raise ValueError(f"{name} is {_shown(found)}; expected {lowest} or more, below 2**63")
+    return found
+
+
+def head_size_of(number: Any, name: str) -> int:
+    """Return a head size that calls take."""
+    found = size(number, name, 1)
+    if found > _core.MOST_HEAD_SIZE:
+        raise ValueError(f"{name} is {found}; expected {_core.MOST_HEAD_SIZE} at most")
     return found
 
 

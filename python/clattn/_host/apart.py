@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.dtypes import float_dtype
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from clattn._core import Device
 
 SECONDS = 20  # that a driver may take for a step: opening, building and running a kernel
@@ -140,6 +143,8 @@ def main(seconds: str, known: str, index: str, *words: str) -> None:
             )
         elif reason is None and words[0] == "diagonal":
             _fill_and_copy(device, int(words[1]))
+        elif reason is None and words[0] == "pages":
+            _write_rows(device, int(words[1]), words[2])
     except ValueError as error:
         found["refused"] = str(error)
     except Exception as error:  # any that an operator raises: the process lives
@@ -164,3 +169,24 @@ def _fill_and_copy(device: Device, width: int) -> None:
     matrices = np.ones((2, 33, 70), f"u{width}")
     for array in (matrices, matrices.mT):
         _core.tril(_core.tensor(array, device), 1, None).numpy()
+
+
+def _write_rows(device: Device, codes: int, dtype: str) -> None:
+    """Write rows of that dtype to pages, and copy a page."""
+    numbers = 0, 1, 2
+    for size in (39, 40):
+        width = -(-size // 2) if codes == 4 else size
+        kept = dtype if codes == 0 else "int8" if codes == 1 else "uint8"
+        pages = _core.tensor(np.ones((2, 2, 4, width), _dtype(kept)), device)
+        scales = [np.ones(shape, "f4") for shape in ((2,), (2, 2, 4), (2, 2, 4, 2))]
+        scale = None if codes == 0 else _core.tensor(scales[{1: 1, 4: 2}.get(codes, 0)], device)
+        offset = _core.tensor(scales[2], device) if codes == 4 else None
+        if _dtype(dtype).kind not in "iu":
+            rows = np.ones((3, 2, size), _dtype(dtype))
+            _core.write_rows(rows, "rows", np.array(numbers), codes, pages, scale, offset)
+        _core.copy_pages(pages, np.array([1, 0]))
+        pages.numpy()
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(float_dtype(name) if name == "bfloat16" else name)

@@ -1,0 +1,1 @@
+"""What caches are made of: pages, and how rows are kept in them."""

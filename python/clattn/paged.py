@@ -1,0 +1,489 @@
+"""Keys and values of many sequences in pages that they share, for serving a model."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from clattn._arguments.integers import head_size_of, integers, size
+from clattn._caches.pages import PagedSequence, Pages
+from clattn._caches.rows import Rows, kept_as
+from clattn._host.fork import call_in_children
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from numpy.typing import DTypeLike
+
+    from clattn._arguments.arrays import Array, DeviceLike
+    from clattn._caches.pages import Draft
+    from clattn._core import Device, Tensor
+
+__all__ = ["PagedKVCache"]
+
+_T = TypeVar("_T")
+
+# A place is a number of 63 bits, and a table of pages has 31.
+_MOST_PAGES = 2**31 - 1
+
+
+class PagedKVCache:
+    """Keys and values of many sequences, in pages of a device's memory.
+
+    The cache allocates memory for all pages once. A sequence takes a page when its last one is
+    full, and gives its pages back when it is closed: so sequences of any lengths share the memory.
+    A fork of a sequence shares its pages until one of the two writes.
+
+    Parameters
+    ----------
+    num_pages : int
+        Pages that there are.
+    page_size : int
+        Positions of a page.
+    num_kv_heads : int
+        Heads of keys and values, Hk. Query heads share them in groups.
+    head_size : int
+        Of queries and keys, E: 1 to 65,536.
+    v_head_size : int, optional
+        Of values, Ev: 1 to 65,536. Default: `head_size`.
+    dtype : dtype or str
+        How keys and values are kept: float16, bfloat16, float32 or float64; or as codes, "int8",
+        "float8_e4m3fn", "float8_e5m2" or "int4", see Notes.
+    key_scale, value_scale : float, or array of shape (Hk,)
+        Of float8: a key is its code times the scale.
+    device : Device, str or int, optional
+        See `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of the wrong kind or range; the message names it.
+    ModuleNotFoundError
+        `dtype` is the word "bfloat16", and ml_dtypes is not installed.
+    MemoryError
+        The device's memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    Pages and tables of them are those of PagedAttention (Kwon et al., 2023, "Efficient memory
+    management for large language model serving with PagedAttention", arXiv:2309.06180).
+
+    ======== ============================================================ =================
+    word     a number is                                                  bytes of a key
+    ======== ============================================================ =================
+    int8     ``code * scale``, a scale for each key and head              E + 4
+    float8   ``code * scale``, the scale of `key_scale`                   E
+    int4     ``code * scale + offset``, both for each 32 numbers          E/2 + E/4
+    ======== ============================================================ =================
+
+    Codes are rounded to nearest, ties to even. A number too large for float8 becomes the largest
+    code. NaN and infinity make the scale of their key NaN in int8 and int4.
+
+    Examples
+    --------
+    >>> cache = PagedKVCache(num_pages=8, page_size=4, num_kv_heads=2, head_size=8)
+    >>> first, second = cache.open(2)
+    >>> prompts = np.ones((9, 2, 8), np.float32)  # 6 positions of the first, 3 of the second
+    >>> cache.append([first, second], prompts, prompts, cu_seq=[0, 6, 9])
+    >>> branch = cache.fork(first)
+    >>> cache.append([first, second, branch], prompts[:3], prompts[:3])
+    >>> [cache.length(sequence) for sequence in (first, second, branch)], cache.free_pages
+    ([7, 4, 7], 4)
+    """
+
+    __slots__ = ("__weakref__", "_busy", "_changing", "_guard", "_key", "_pages", "_value")
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        v_head_size: int | None = None,
+        dtype: DTypeLike = np.float32,
+        key_scale: float | Array = 1.0,
+        value_scale: float | Array = 1.0,
+        device: DeviceLike | None = None,
+    ) -> None:
+        num_pages = size(num_pages, "num_pages", 0)
+        if num_pages > _MOST_PAGES:
+            raise ValueError(f"num_pages is {num_pages}; expected {_MOST_PAGES} at most")
+        page_size = size(page_size, "page_size", 1)
+        places = (num_pages, size(num_kv_heads, "num_kv_heads", 1), page_size)
+        head_size = head_size_of(head_size, "head_size")
+        v_head_size = head_size if v_head_size is None else head_size_of(v_head_size, "v_head_size")
+        kept = kept_as(dtype)
+        self._key = Rows("key", places, head_size, kept, key_scale, device)
+        self._value = Rows("value", places, v_head_size, kept, value_scale, self.device)
+        self._pages = Pages(num_pages, page_size)
+        self._renew_locks()
+        _caches.add(self)
+
+    def _renew_locks(self) -> None:
+        # Changes wait for each other, from their check to their end. The guard is held for an
+        # instant: readers do not wait for a long change. Handlers of signals may read, too.
+        self._changing = threading.RLock()
+        self._guard = threading.RLock()
+        self._busy = False
+
+    def _change(self, name: str, work: Callable[[Draft], _T]) -> _T:
+        """Do the work of a change, which happens as a whole or not at all."""
+        with self._changing:
+            if self._busy:
+                raise RuntimeError(
+                    f"PagedKVCache.{name}: the handler of a signal cannot change what its thread "
+                    f"is changing"
+                )
+            try:
+                self._busy = True
+                with self._guard:
+                    draft = self._pages.draft()
+                result = work(draft)
+                with self._guard:
+                    self._pages.settle(draft)
+                return result
+            finally:
+                self._busy = False
+
+    def _check(self, sequence: Any, name: str) -> PagedSequence:
+        """Return a sequence of this cache."""
+        if not isinstance(sequence, PagedSequence):
+            raise TypeError(
+                f"{name} is {type(sequence).__name__}; expected a sequence that `open` or `fork` "
+                f"has returned"
+            )
+        if sequence.cache is not self._pages:
+            raise ValueError(f"{name} is of another cache; expected one of this cache")
+        return sequence
+
+    def _listed(self, sequences: Any) -> list[PagedSequence]:
+        """Return sequences of this cache, which may be closed."""
+        given = [sequences] if isinstance(sequences, PagedSequence) else sequences
+        try:
+            listed = list(given)
+        except TypeError:
+            raise TypeError(
+                f"sequences must be a list of sequences, got {type(sequences).__name__}"
+            ) from None
+        return [
+            self._check(sequence, f"sequences[{place}]") for place, sequence in enumerate(listed)
+        ]
+
+    def _snapshot(self, listed: Sequence[PagedSequence]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pages and the lengths of sequences at one time."""
+        with self._guard:
+            self._pages.settle()
+            for place, sequence in enumerate(listed):
+                self._pages.check(sequence, f"sequences[{place}]")
+            return self._pages.table(listed)
+
+    def open(self, n: int = 1) -> list[PagedSequence]:
+        """Return n new sequences without positions.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `n` is no whole number of 0 or more.
+        """
+        return [PagedSequence(self._pages) for _ in range(size(n, "n", 0))]
+
+    def append(
+        self,
+        sequences: PagedSequence | Sequence[PagedSequence],
+        key: Array,
+        value: Array,
+        cu_seq: Sequence[int] | Array | None = None,
+    ) -> None:
+        """Write keys and values behind the positions of sequences.
+
+        Parameters
+        ----------
+        sequences : list of sequences
+            Open ones of this cache, each of them once.
+        key : array of shape (total, Hk, E)
+            The new positions, those of one sequence behind those of the one before: a NumPy array,
+            a Tensor on the cache's device, or an array of another library on the host. Of the
+            cache's dtype; where the cache keeps codes, of any float dtype.
+        value : array of shape (total, Hk, Ev)
+            Likewise.
+        cu_seq : integers of shape (len(sequences) + 1,), optional
+            The rows of sequence n are ``cu_seq[n]`` to ``cu_seq[n + 1] - 1``. Default: as many for
+            each sequence.
+
+        Raises
+        ------
+        TypeError
+            An argument of the wrong kind or dtype.
+        ValueError
+            Shapes or `cu_seq` do not fit, or a sequence is closed, of another cache, or there
+            twice.
+        MemoryError
+            No page is free for a sequence, or host or device memory does not suffice.
+        DeviceError
+            OpenCL reports an error.
+        RuntimeError
+            The handler of a signal changes a cache that its thread is changing.
+
+        Notes
+        -----
+        After an exception the cache is as it was, for all sequences of the call. Ctrl-C ends a call
+        that takes long.
+        """
+        listed = self._listed(sequences)
+        if len(set(map(id, listed))) != len(listed):
+            twice = next(n for n, each in enumerate(listed) if each in listed[:n])
+            raise ValueError(f"sequences[{twice}] is there twice; expected each sequence once")
+        keys, values = self._key.read(key), self._value.read(value)
+        if keys.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"value has {values.shape[0]} rows; expected {keys.shape[0]}, as many as key"
+            )
+        counts = _counts(cu_seq, "cu_seq", len(listed), keys.shape[0], "key")
+
+        def work(draft: Draft) -> None:
+            found = []
+            for place, (sequence, count) in enumerate(zip(listed, counts, strict=True)):
+                self._pages.check(sequence, f"sequences[{place}]")
+                found.append(draft.extend(sequence, count, f"sequences[{place}]"))
+            places = np.concatenate(found, dtype=np.int64) if found else np.zeros(0, np.int64)
+            moves = np.array(draft.copies, np.int64).reshape(-1, 2).T.ravel()
+            for rows, given in ((self._key, keys), (self._value, values)):
+                if moves.size > 0:
+                    rows.copy(moves)
+                if places.size > 0:
+                    rows.write(given, places)
+
+        self._change("append", work)
+
+    def fork(self, sequence: PagedSequence) -> PagedSequence:
+        """Return a new sequence with the positions of another one.
+
+        The two share pages. A page is copied when one of them writes to it while the other has it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No open sequence of this cache.
+        RuntimeError
+            As for `append`.
+
+        Examples
+        --------
+        >>> cache = PagedKVCache(num_pages=2, page_size=4, num_kv_heads=1, head_size=1)
+        >>> (sequence,) = cache.open()
+        >>> cache.append(sequence, np.ones((3, 1, 1), "f4"), np.ones((3, 1, 1), "f4"))
+        >>> branch = cache.fork(sequence)
+        >>> cache.free_pages
+        1
+        >>> cache.append(branch, np.zeros((1, 1, 1), "f4"), np.zeros((1, 1, 1), "f4"))
+        >>> cache.free_pages, cache.length(sequence), cache.length(branch)
+        (0, 3, 4)
+        """
+        self._check(sequence, "sequence")
+
+        def work(draft: Draft) -> PagedSequence:
+            self._pages.check(sequence, "sequence")
+            return draft.fork(sequence)
+
+        return self._change("fork", work)
+
+    def truncate(self, sequence: PagedSequence, n: int) -> None:
+        """Forget the positions from n on. Pages without a position are free again.
+
+        Raises
+        ------
+        TypeError
+            No sequence, or `n` is no whole number.
+        ValueError
+            `n` is below 0 or above the length, or the sequence is closed or of another cache. The
+            cache stays as it was.
+        RuntimeError
+            As for `append`.
+        """
+        self._check(sequence, "sequence")
+        n = size(n, "n", 0)
+
+        def work(draft: Draft) -> None:
+            length = self._pages.table([sequence])[1][0]
+            self._pages.check(sequence, "sequence")
+            if n > length:
+                raise ValueError(f"n is {n}; expected 0 to {length}, the length")
+            draft.truncate(sequence, n)
+
+        self._change("truncate", work)
+
+    def close(self, sequence: PagedSequence) -> None:
+        """Give the pages of a sequence back. No call takes the sequence any more.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No open sequence of this cache.
+        RuntimeError
+            As for `append`.
+        """
+        self._check(sequence, "sequence")
+
+        def work(draft: Draft) -> None:
+            self._pages.check(sequence, "sequence")
+            draft.close(sequence)
+
+        self._change("close", work)
+
+    def length(self, sequence: PagedSequence) -> int:
+        """Return the number of positions of a sequence.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No open sequence of this cache.
+        """
+        return int(self._snapshot(self._listed([sequence]))[1][0])
+
+    def block_table(self, sequences: PagedSequence | Sequence[PagedSequence]) -> np.ndarray:
+        """Return the pages of sequences, as `clattn.varlen_attn` takes them.
+
+        A copy, int32 of shape (n, most): the pages of sequence n in order, then -1. It is valid
+        until one of the sequences changes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not all are open sequences of this cache.
+        """
+        return self._snapshot(self._listed(sequences))[0]
+
+    def __reduce__(self) -> Any:
+        """Refuse: a device's memory does not go to other processes."""
+        raise TypeError("a clattn.PagedKVCache cannot be pickled or copied")
+
+    @property
+    def free_pages(self) -> int:
+        """The number of pages that no sequence has."""
+        with self._guard:
+            self._pages.settle()
+            return self._pages.free
+
+    @property
+    def key(self) -> Tensor:
+        """The keys of all pages, of shape (num_pages, Hk, page_size, E), or their codes.
+
+        Codes are int8, or uint8 for float8. For int4 the last dimension is ceil(E / 2): two codes
+        in a byte, the first one in its low half.
+        """
+        return self._key.pages
+
+    @property
+    def value(self) -> Tensor:
+        """The values of all pages, or their codes: as `key`."""
+        return self._value.pages
+
+    @property
+    def key_scale(self) -> Tensor | None:
+        """The scales of keys, float32.
+
+        For "int8" of shape (num_pages, Hk, page_size), for "int4" (num_pages, Hk, page_size,
+        ceil(E / 32)), for float8 (Hk,). None where keys are no codes.
+        """
+        return self._key.scales
+
+    @property
+    def value_scale(self) -> Tensor | None:
+        """The scales of values: as `key_scale`."""
+        return self._value.scales
+
+    @property
+    def key_offset(self) -> Tensor | None:
+        """What is added to a code of "int4" times its scale, of the shape of `key_scale`."""
+        return self._key.offsets
+
+    @property
+    def value_offset(self) -> Tensor | None:
+        """What is added to a value: as `key_offset`."""
+        return self._value.offsets
+
+    @property
+    def num_pages(self) -> int:
+        """The number of pages."""
+        return self._pages.num_pages
+
+    @property
+    def page_size(self) -> int:
+        """The positions of a page."""
+        return self._pages.page_size
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key and value heads, Hk."""
+        return self._key.heads
+
+    @property
+    def head_size(self) -> int:
+        """The size of a key, E."""
+        return self._key.size
+
+    @property
+    def v_head_size(self) -> int:
+        """The size of a value, Ev."""
+        return self._value.size
+
+    @property
+    def dtype(self) -> str | np.dtype[Any]:
+        """How keys and values are kept: a float dtype, or the word for codes."""
+        return self._key.kept
+
+    @property
+    def device(self) -> Device:
+        """The device that holds the pages."""
+        return self._key.pages.device
+
+    def __repr__(self) -> str:
+        """Sizes, how much is free, dtype and device."""
+        return (
+            f"clattn.PagedKVCache(num_pages={self.num_pages}, page_size={self.page_size}, "
+            f"num_kv_heads={self.num_kv_heads}, head_size={self.head_size}, "
+            f"v_head_size={self.v_head_size}, free_pages={self.free_pages}, dtype={self.dtype}, "
+            f"device='{self.device.type}: {self.device.name}')"
+        )
+
+
+_caches: weakref.WeakSet[PagedKVCache] = weakref.WeakSet()
+
+
+def _counts(cu_seq: Any, name: str, sequences: int, rows: int, of: str) -> list[int]:
+    """Return how many of the rows belong to each sequence."""
+    if cu_seq is None:
+        count = rows // sequences if sequences else 0
+        if count * sequences != rows:
+            raise ValueError(
+                f"{of} has {rows} rows for {sequences} sequences; expected as many for each, or "
+                f"{name}"
+            )
+        return [count] * sequences
+    ends = integers(cu_seq, name)
+    counts = np.diff(ends)
+    if ends.size != sequences + 1:
+        raise ValueError(
+            f"{name} has shape {ends.shape}; expected ({sequences + 1},), one more than sequences"
+        )
+    if ends[0] != 0 or (counts < 0).any() or ends[-1] > rows:
+        raise ValueError(
+            f"{name} is {ends.tolist()!r:.80}; expected offsets from 0 to at most {rows}, the rows "
+            f"of {of}, that never fall"
+        )
+    found: list[int] = counts.tolist()
+    return found
+
+
+def _renew_locks() -> None:
+    for cache in _caches:
+        cache._renew_locks()
+
+
+call_in_children(_renew_locks)
