@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "attention/alone.h"
 #include "attention/fill.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
@@ -495,7 +496,9 @@ prepare_variants(ragged *r, const ca_forced *forced, int *failed, ca_error *erro
         *failed = n;
         CA_TRY(ca_kernel_get(r->device, &r->kinds[n].plan.spec, &kernel, error));
         if (tries) {
-            CA_TRY(ca_attention_try(r->device, r->attention, &r->kinds[n].plan, error));
+            const ca_tried tried = ca_alone_variant(n);
+            CA_TRY(
+                ca_attention_try(r->device, r->attention, &tried, &r->kinds[n].plan.spec, error));
         }
     }
     *failed = -1;

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "attention/alone.h"
 #include "attention/backward.h"
 #include "attention/fill.h"
 #include "attention/inputs.h"
@@ -176,55 +177,12 @@ prepare_scores(ca_device *device, const ca_forced *forced, const ca_attention *a
     return status;
 }
 
-/* Plan a problem by a variant alone, for its trial. */
-static ca_status
-plan_alone(ca_device *device, const ca_attention *attention, const void *variant,
-           ca_attention_plan *plan, ca_error *error)
-{
-    const ca_forced forced = {.kernel = ((const ca_variant *)variant)->word};
-    return ca_attention_make_plan(ca_device_get_info(device), &forced, attention, plan, error);
-}
-
-static ca_status
-find_program(ca_device *device, const ca_attention *attention, const void *variant,
-             ca_kernel_spec *spec, ca_error *error)
-{
-    ca_attention_plan plan;
-    ca_status status = plan_alone(device, attention, variant, &plan, error);
-    if (status == CA_OK) {
-        *spec = plan.spec;
-    }
-    return status;
-}
-
-static ca_status
-run_alone(ca_device *device, const ca_attention *attention, const void *variant, ca_error *error)
-{
-    ca_status status = CA_OK;
-    const ca_forced none = {.kernel = NULL};
-    ca_attention_plan plan;
-    CA_TRY(plan_alone(device, attention, variant, &plan, error));
-    CA_TRY(ca_attention_launch_within(device, &none, attention, &plan, error));
-done:
-    return status;
-}
-
-static ca_tried
-tried_variant(int variant)
-{
-    return (ca_tried){.number = variant,
-                      .variant = variant,
-                      .kernel = ca_variant_at(variant),
-                      .plan = find_program,
-                      .run = run_alone};
-}
-
 ca_status
 ca_attention_try_variant(ca_device *device, int variant, bool gradients, ca_dtype dtype,
                          ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew, ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_tried tried = tried_variant(variant);
+    ca_tried tried = ca_alone_variant(variant);
     if (gradients) {
         CA_TRY(ca_backward_find_tried(variant, &tried, error));
     }
@@ -266,7 +224,7 @@ launch_best(ca_device *device, const ca_forced *forced, const ca_attention *atte
             continue;
         }
         if (forced->kernel == NULL && forced->trials != CA_TRIALS_OFF) {
-            const ca_tried tried = tried_variant(plan.variant);
+            const ca_tried tried = ca_alone_variant(plan.variant);
             status = ca_attention_try(device, attention, &tried, &plan.spec, error);
         }
         if (status == CA_OK) {

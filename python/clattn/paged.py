@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from clattn import _core
+from clattn._arguments.dtypes import FLOATS
 from clattn._arguments.integers import head_size_of, integers, size
 from clattn._caches.pages import PagedSequence, Pages
 from clattn._caches.rows import Rows, kept_as
 from clattn._host.fork import call_in_children
+from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._arguments.arrays import Array, DeviceLike
+    from clattn._arguments.options import Window
     from clattn._caches.pages import Draft
     from clattn._core import Device, Tensor
 
@@ -260,6 +264,122 @@ class PagedKVCache:
                     rows.write(given, places)
 
         self._change("append", work)
+
+    def attend(
+        self,
+        query: Array,
+        sequences: PagedSequence | Sequence[PagedSequence],
+        cu_seq_q: Sequence[int] | Array | None = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: Window = None,
+        softcap: float = 0.0,
+        *,
+        sinks: Array | None = None,
+        score_mod: Callable[..., Any] | None = None,
+        return_lse: bool = False,
+        out: Array | None = None,
+    ) -> Any:
+        """Return the attention of queries to the keys of their sequences.
+
+        The rows of a sequence are its last positions: row i of r is at position
+        ``p = length - r + i``. One call takes prompts and single tokens together.
+
+        Parameters
+        ----------
+        query : array of shape (total, Hq, E)
+            The rows of one sequence behind those of the one before. Of the cache's dtype; where the
+            cache keeps codes, of any float dtype. Hq is a multiple of Hk, query head h reads key
+            head ``h // (Hq // Hk)``.
+        sequences : list of sequences
+            Open ones of this cache. One may be there several times.
+        cu_seq_q : integers of shape (len(sequences) + 1,), optional
+            The rows of sequence n are ``cu_seq_q[n]`` to ``cu_seq_q[n + 1] - 1``. Default: as many
+            for each sequence.
+        is_causal : bool
+            Row i attends key j where ``j <= p``.
+        scale : float, optional
+            Default ``1 / sqrt(E)``.
+        window : (int or None, int or None), optional
+            ``(left, right)`` keeps the keys ``p - left ... p + right``.
+        softcap : float
+            Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)``.
+        sinks : array of shape (Hq,), optional
+            See `clattn.scaled_dot_product_attention`.
+        score_mod : callable, optional
+            A function of (score, b, h, q_idx, kv_idx), see `clattn.flex_attention`: b is the
+            sequence's place in `sequences`, q_idx counts the rows of the call from 0.
+        return_lse : bool
+            Also return the log-sum-exp of the scores.
+        out : array of shape (total, Hq, Ev), optional
+            The result is written here and `out` is returned.
+
+        Returns
+        -------
+        output : array of shape (total, Hq, Ev)
+            Of the library of `query`. A row with no key to attend to is zero.
+        lse : array of shape (Hq, total)
+            With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row with
+            no key.
+
+        Raises
+        ------
+        TypeError, ValueError, MemoryError, DeviceError
+            As `clattn.varlen_attn`; or a sequence is closed or of another cache.
+
+        Examples
+        --------
+        >>> cache = PagedKVCache(num_pages=8, page_size=4, num_kv_heads=2, head_size=8)
+        >>> waiting, running = cache.open(2)
+        >>> cache.append([waiting, running], *np.ones((2, 6, 2, 8), "f4"), cu_seq=[0, 5, 6])
+        >>> query = np.ones((6, 4, 8), "f4")  # the prompt of one, a token of the other
+        >>> cache.attend(query, [waiting, running], cu_seq_q=[0, 5, 6]).shape
+        (6, 4, 8)
+        """
+        listed = self._listed(sequences)
+        rows = self._rows_of(query)
+        counts = _counts(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
+        mods = None if score_mod is None else trace_mods(score_mod, None, query)
+        with self._changing:  # until the device has the call, no page goes to another sequence
+            table, lengths = self._snapshot(listed)
+            return _core.varlen_attn(
+                query,
+                self._key.pages,
+                self._value.pages,
+                is_causal="lower_right" if is_causal else False,
+                scale=scale,
+                enable_gqa=True,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                layout="BLHE",
+                mods=mods,
+                out=out,
+                return_lse=return_lse,
+                cu_seq_q=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+                seqused_k=lengths.astype(np.int64),
+                block_table=table.astype(np.int64),
+                heads_first=True,
+                key_scale=self._key.scales,
+                value_scale=self._value.scales,
+                key_offset=self._key.offsets,
+                value_offset=self._value.offsets,
+                value_size=self.v_head_size,
+                code=self.dtype if isinstance(self.dtype, str) else None,
+            )
+
+    def _rows_of(self, query: Any) -> int:
+        """Return how many rows a query has. Its dtype is the cache's, unless that keeps codes."""
+        name = str(getattr(query, "dtype", "")).removeprefix("torch.")
+        if not isinstance(self.dtype, str) and name in FLOATS and name != self.dtype.name:
+            raise TypeError(f"query has dtype {name}; expected {self.dtype}, that of the cache")
+        shape = tuple(getattr(query, "shape", ()))
+        if len(shape) != 3 or shape[2] != self.head_size:
+            raise ValueError(
+                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple of "
+                f"the cache's {self.num_kv_heads} heads"
+            )
+        return int(shape[0])
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         """Return a new sequence with the positions of another one.
