@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""PagedKVCache.attend: rows of several sequences at once, over pages that are shared and reused."""
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import DTYPES, attention, float32, float64, tolerance
+from references.codes import WORDS, kept, restored
+from support.checks import assert_close
+from support.data import draw
+from support.forced import weights_are_rounded
+from support.paged_pair import PagedPair
+from support.ragged import seen
+
+NAN = np.nan
+
+
+class Attending(PagedPair):
+    """A cache and plain arrays: attention over both agrees."""
+
+    def numbers(self, which, sequence):
+        """The keys, 0, or the values, 1, of a sequence, as the cache keeps them: heads first."""
+        rows = self.held[sequence][which]
+        if self.is_kept:
+            scale = self.scales[which][:, None]
+            codes, *factors = kept(rows, self.dtype, scale)
+            exact = [None if factor is None else factor.astype(float64) for factor in factors]
+            rows = restored(codes, *exact, self.dtype, self.sizes[which], scale)
+        return rows.swapaxes(0, 1)
+
+    def attend(self, sequences, counts, Hq=4, dtype=None, is_causal=True, **options):
+        """As many last rows of each sequence attend."""
+        ends = np.cumsum([0, *counts])
+        self.seed += 1
+        query = draw((ends[-1], Hq, self.sizes[0]), dtype or self.given, self.seed)
+
+        def call():
+            return self.cache.attend(query, sequences, ends, is_causal, return_lse=True, **options)
+
+        output, lse = call()
+        assert output.dtype == query.dtype and output.shape == (ends[-1], Hq, self.sizes[1])
+        rounds = weights_are_rounded(output, lambda: call()[0])
+        window = [-1 if side is None else side for side in options.pop("window", (None, None))]
+        for n, sequence in enumerate(sequences):
+            rows = slice(ends[n], ends[n + 1])
+            arrays = query[rows].swapaxes(0, 1), *(self.numbers(w, sequence) for w in range(2))
+            mask = seen(counts[n], arrays[1].shape[1], "lower_right" if is_causal else False, window)
+            given = {"attn_mask": mask, "enable_gqa": True, **options}
+            right, right_lse = attention(*arrays, **given)
+            allowed, allowed_lse = tolerance(*arrays, rounds_weights=rounds, **given)
+            assert_close(output[rows].swapaxes(0, 1), right, allowed, f"sequence {n}")
+            assert_close(lse[:, rows], right_lse, allowed_lse, f"log-sum-exp of sequence {n}")
+        return self
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *WORDS], ids=str)
+def test_every_dtype(device, dtype):
+    """Prompts and single tokens, forks, a truncation, and pages that another sequence had."""
+    scales = {"key_scale": 0.05, "value_scale": 0.02} if str(dtype).startswith("float8") else {}
+    pair = Attending(device, num_pages=20, page_size=4, dtype=dtype, **scales)
+    first, second = pair.open(2)
+    pair.append([first, second], [9, 1])
+    pair.attend([first, second], [9, 1])
+    branch = pair.fork(first)
+    pair.append([branch, second, first], [1, 6, 1])
+    pair.attend([second, branch, first, branch], [2, 1, 1, 3], softcap=3.0)
+    pair.truncate(first, 2)
+    third = pair.open()
+    pair.append([third, first], [17, 3])
+    pair.attend([third, first, second], [5, 1, 0], window=(6, None), scale=0.3)
+    pair.close(branch)
+    pair.attend([first, third], [3, 1], is_causal=False)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 100])
+def test_page_sizes(device, page_size):
+    pair = Attending(device, num_pages=200 // page_size + 3, page_size=page_size)
+    one, other = pair.open(2)
+    pair.append([one, other], [120, 7])
+    pair.attend([one, other], [30, 1])
+
+
+@pytest.mark.parametrize("dtype", WORDS)
+def test_queries_of_halves_over_codes(device, dtype):
+    pair = Attending(device, dtype=dtype, given=np.float16, key_scale=1.0)
+    sequence = pair.open()
+    pair.append([sequence], [30])
+    pair.attend([sequence], [12], dtype=np.dtype(np.float16))
+
+
+def test_a_nan_is_seen_by_those_who_attend_to_it(device):
+    for dtype in ("float32", *WORDS):
+        cache = clattn.PagedKVCache(4, 4, 1, 8, dtype=dtype, device=device)
+        (sequence,) = cache.open()
+        rows = draw((6, 1, 8), float32)
+        rows[4] = NAN
+        cache.append(sequence, rows, rows)
+        output = cache.attend(rows[:3], sequence)
+        assert np.isfinite(output[0]).all(), dtype
+        assert np.isnan(output[1:]).all(), dtype
+
+
+def test_unused_rows_of_pages_do_not_matter(device):
+    """They hold NaN from a sequence that is closed."""
+    cache = clattn.PagedKVCache(3, 4, 1, 8, device=device)
+    (gone,) = cache.open()
+    cache.append(gone, np.full((12, 1, 8), NAN, float32), np.full((12, 1, 8), NAN, float32))
+    cache.close(gone)
+    (sequence,) = cache.open()
+    rows = draw((5, 1, 8), float32)
+    cache.append(sequence, rows, rows)
+    for window in (None, (1, 0)):
+        assert np.isfinite(cache.attend(rows, sequence, window=window)).all()
+
+
+def test_mods_sinks_out_and_tensors(device):
+    pair = Attending(device)
+    one, other = pair.open(2)
+    pair.append([one, other], [9, 5])
+    query = draw((4, 4, pair.sizes[0]), float32, 3)
+    plain = pair.cache.attend(query, [one, other])
+    out = clattn.tensor(np.full_like(plain, NAN), device=device)
+    tensor = clattn.tensor(query, device=device)
+    assert pair.cache.attend(tensor, [one, other], out=out) is out
+    np.testing.assert_array_equal(out.numpy(), plain)
+    same = pair.cache.attend(query, [one, other], score_mod=lambda s, b, h, q, k: s + 0.0 * b)
+    np.testing.assert_allclose(same, plain, atol=1e-6)
+    lower = pair.cache.attend(query, [one, other], sinks=np.full(4, 100, float32))
+    assert np.abs(lower).max() < 1e-6
+
+
+def test_what_is_refused(device):
+    pair = Attending(device)
+    one, other = pair.open(2)
+    pair.append([one, other], [3, 3])
+    query = draw((2, 4, pair.sizes[0]), float32)
+    attend = pair.cache.attend
+    elsewhere = Attending(device).open()
+    with pytest.raises(ValueError, match=r"sequences\[1\] is of another cache"):
+        attend(query, [one, elsewhere])
+    with pytest.raises(TypeError, match="query has dtype float16; expected float32"):
+        attend(query.astype(np.float16), [one, other])
+    with pytest.raises(ValueError, match=r"query has shape \(2, 4, 36\); expected \(total, Hq, 37\)"):
+        attend(query[..., :36], [one, other])
+    with pytest.raises(ValueError, match="query has 2 rows for 3 sequences"):
+        attend(query, [one, other, one])
+    with pytest.raises(ValueError, match="cu_seq_q has shape"):
+        attend(query, [one, other], [0, 2])
+    with pytest.raises(ValueError, match="query has 3 heads; expected a multiple of key's 2"):
+        attend(query[:, :3], [one, other])
+    pair.close(other)
+    with pytest.raises(ValueError, match=r"sequences\[1\] is closed"):
+        attend(query, [one, other])
