@@ -125,7 +125,8 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static uint32_t
 what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
 {
-    bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin);
+    bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin) &&
+                  !ca_attention_has_pages(attention);
     if (few) {
         return adjoin && !ca_first_cache_is_large(info) ? 0 : CA_FETCHES_ROWS;
     }

@@ -126,7 +126,7 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
     const ca_attention_params *params = runs->call->params;
     const ca_int64 stride = runs->run.key_strides.row;
     const int E = (int)params->E;
-    const row_stream stream = find_stream(params, stride, E, sizeof(key_storage));
+    const row_stream whole_stream = find_stream(params, stride, E, sizeof(key_storage));
     const int whole = E / LANES;
     /* What the last vector shares with the vector before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -143,6 +143,8 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
         int count;
         PLAIN_FOR (int k = 0; k < present; k += count) {
             count = go_to_key(runs, k0 + k, present - k);
+            row_stream stream = whole_stream;
+            look_ahead(&stream, runs->call, runs->run.key_ahead);
             __global const key_storage *key = runs->run.key + (k0 + k - runs->first) * stride;
             realv *of_keys = products + k;
             int n = 0;
@@ -264,11 +266,13 @@ add_values(block_runs *runs, realv *result, const realv *weights, int first, int
     const ca_attention_params *params = runs->call->params;
     const int Ev = (int)params->Ev;
     const ca_int64 stride = runs->run.value_strides.row;
-    const row_stream stream = find_stream(params, stride, Ev, sizeof(value_storage));
+    const row_stream whole_stream = find_stream(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
     int keys;
     PLAIN_FOR (int k = first; k < end; k += keys) {
         keys = go_to_key(runs, k, end - k);
+        row_stream stream = whole_stream;
+        look_ahead(&stream, runs->call, runs->run.value_ahead);
         const real *weight = (const real *)weights + k;
         __global const value_storage *from = runs->run.value + (k - runs->first) * stride;
         int n = 0;
