@@ -44,7 +44,9 @@ class Attending(PagedPair):
         for n, sequence in enumerate(sequences):
             rows = slice(ends[n], ends[n + 1])
             arrays = query[rows].swapaxes(0, 1), *(self.numbers(w, sequence) for w in range(2))
-            mask = seen(counts[n], arrays[1].shape[1], "lower_right" if is_causal else False, window)
+            mask = seen(
+                counts[n], arrays[1].shape[1], "lower_right" if is_causal else False, window
+            )
             given = {"attn_mask": mask, "enable_gqa": True, **options}
             right, right_lse = attention(*arrays, **given)
             allowed, allowed_lse = tolerance(*arrays, rounds_weights=rounds, **given)
@@ -140,7 +142,9 @@ def test_what_is_refused(device):
         attend(query, [one, elsewhere])
     with pytest.raises(TypeError, match="query has dtype float16; expected float32"):
         attend(query.astype(np.float16), [one, other])
-    with pytest.raises(ValueError, match=r"query has shape \(2, 4, 36\); expected \(total, Hq, 37\)"):
+    with pytest.raises(
+        ValueError, match=r"query has shape \(2, 4, 36\); expected \(total, Hq, 37\)"
+    ):
         attend(query[..., :36], [one, other])
     with pytest.raises(ValueError, match="query has 2 rows for 3 sequences"):
         attend(query, [one, other, one])
