@@ -343,11 +343,11 @@ done:
 static ca_tried
 tried_kernel(int row)
 {
-    bool fast = row < FAST_KERNELS;
+    const fast_kernel *fast = row < FAST_KERNELS ? &fast_kernels[row] : NULL;
     return (ca_tried){.number = CA_VARIANT_COUNT + row,
-                      .variant = fast ? fast_kernels[row].variant : CA_INDEX_reference,
+                      .variant = fast != NULL ? fast->variant : CA_INDEX_reference,
                       .is_backward = true,
-                      .kernel = fast ? &fast_kernels[row] : NULL,
+                      .kernel = fast,
                       .plan = find_program,
                       .run = run_alone};
 }
