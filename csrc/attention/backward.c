@@ -183,7 +183,7 @@ start_pass(pass *p, ca_device *device, const ca_attention *attention, ca_error *
     int64_t bytes;
     CA_TRY(ca_plan_check_float64(ca_device_get_info(device), attention, error));
     CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
-    p->steps = malloc(CA_MAX_STEPS * sizeof(*p->steps));
+    p->steps = calloc(CA_MAX_STEPS, sizeof(*p->steps));
     if (p->steps == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
     }
@@ -343,11 +343,11 @@ done:
 static ca_tried
 tried_kernel(int row)
 {
-    bool fast = row < FAST_KERNELS;
+    const fast_kernel *fast = row < FAST_KERNELS ? &fast_kernels[row] : NULL;
     return (ca_tried){.number = CA_VARIANT_COUNT + row,
-                      .variant = fast ? fast_kernels[row].variant : CA_INDEX_reference,
+                      .variant = fast != NULL ? fast->variant : CA_INDEX_reference,
                       .is_backward = true,
-                      .kernel = fast ? &fast_kernels[row] : NULL,
+                      .kernel = fast,
                       .plan = find_program,
                       .run = run_alone};
 }
