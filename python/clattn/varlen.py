@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import Array, DeviceLike
 
-__all__ = ["varlen_attn"]
+__all__ = ["read_window", "varlen_attn"]
 
 
 def varlen_attn(
@@ -122,6 +122,14 @@ def varlen_attn(
     >>> q = k = v = np.ones((5, 2, 8), np.float32)  # sequences of 3 and 2 rows
     >>> varlen_attn(q, k, v, [0, 3, 5], [0, 3, 5], is_causal=True).shape
     (5, 2, 8)
+
+    A list of sequences is packed by ``np.concatenate``, and its results are split again:
+
+    >>> rows = [np.ones((n, 2, 8), np.float32) for n in (3, 0, 2)]
+    >>> offsets = np.cumsum([0, *map(len, rows)])
+    >>> x = np.concatenate(rows)
+    >>> [len(part) for part in np.split(varlen_attn(x, x, x, offsets, offsets), offsets[1:-1])]
+    [3, 0, 2]
     """
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
         if number is not None:
@@ -137,7 +145,7 @@ def varlen_attn(
         is_causal=is_causal,
         scale=scale,
         enable_gqa=enable_gqa,
-        window=_window(window_size),
+        window=read_window(window_size),
         softcap=softcap,
         out=out,
         device=device,
@@ -163,7 +171,7 @@ def _scale(scale: Any, code: str | None) -> Any:
     return scale
 
 
-def _window(window_size: Any) -> tuple[int | None, int | None]:
+def read_window(window_size: Any) -> tuple[int | None, int | None]:
     """Return a window of torch's as clattn's."""
     try:
         left, right = window_size
