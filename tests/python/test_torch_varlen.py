@@ -278,7 +278,7 @@ def test_calls_count():
 
 
 def test_what_has_no_gradients(device):
-    """Pages, mods and `out`: as clattn.varlen_attn without gradients, else refused in words."""
+    """Pages, scales, mods and `out`: as clattn.varlen_attn without gradients, else refused in words."""
     query, key, value, _ = operands(float32)
     pages = {"key": key[None], "value": value[None], "block_table": [[0]] * 4}
     pages["seqused_k"] = [4, 0, 3, 1]
@@ -288,6 +288,8 @@ def test_what_has_no_gradients(device):
 
     special = {
         "block_table": pages,
+        "key_scale": {"key_scale": 0.5},
+        "value_scale": {"value_scale": torch.tensor([0.5, 2.0])},
         "score_mod": {"score_mod": bias},
         "mask_mod": {"mask_mod": lambda b, h, i, j: i >= j},
         "out": {"out": torch.full((7, 4, 2), NAN)},

@@ -162,6 +162,8 @@ def varlen_attn(
     page_layout: Literal["NHD", "HND"] = "NHD",
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    key_scale: Tensor | float | None = None,
+    value_scale: Tensor | float | None = None,
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     return_lse: bool = False,
@@ -189,7 +191,7 @@ def varlen_attn(
         As in `clattn.varlen_attn`.
     is_causal, page_layout, softcap, sinks : optional
         As in `clattn.varlen_attn`.
-    score_mod, mask_mod : callable, optional
+    key_scale, value_scale, score_mod, mask_mod : optional
         As in `clattn.varlen_attn`, for calls without gradients.
     return_lse : bool
         Also return the log-sum-exp, which has a gradient.
@@ -210,7 +212,7 @@ def varlen_attn(
     TypeError, ValueError, MemoryError, DeviceError
         As `clattn.varlen_attn`.
     NotImplementedError
-        Gradients are needed, and `block_table`, a mod or `out` is given.
+        Gradients are needed, and `block_table`, a scale of keys or values, a mod or `out` is given.
 
     Examples
     --------
@@ -224,7 +226,13 @@ def varlen_attn(
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
         if number is not None:
             integer(number, name)
-    special = {"score_mod": score_mod, "mask_mod": mask_mod, "out": out}
+    special = {
+        "key_scale": key_scale,
+        "value_scale": value_scale,
+        "score_mod": score_mod,
+        "mask_mod": mask_mod,
+        "out": out,
+    }
     if needs_gradients([one for one in (query, key, value, sinks) if one is not None]):
         _refuse_gradients({"block_table": block_table, **special})
     if torch.is_autocast_enabled("cpu"):
@@ -276,6 +284,8 @@ def _refuse_gradients(given: dict[str, Any]) -> None:
         "score_mod": "call clattn.torch.flex_attention, with a mask_mod of clattn.flex that keeps "
         "sequences apart",
         "out": "leave it out",
+        "key_scale": "multiply key by it",
+        "value_scale": "multiply value by it",
     }
     remedies["mask_mod"] = remedies["score_mod"]
     for name, argument in given.items():
