@@ -278,7 +278,7 @@ def test_calls_count():
 
 
 def test_what_has_no_gradients(device):
-    """Pages, scales, mods and `out`: as clattn.varlen_attn without gradients, else refused in words."""
+    """Pages, scales, mods and `out`: as by clattn.varlen_attn, or refused with gradients."""
     query, key, value, _ = operands(float32)
     pages = {"key": key[None], "value": value[None], "block_table": [[0]] * 4}
     pages["seqused_k"] = [4, 0, 3, 1]

@@ -222,7 +222,10 @@ def varlen_attn(
     >>> x.grad.shape
     torch.Size([5, 2, 8])
     """
-    check_tensors("varlen_attn", query=query, key=key, value=value)
+    floats = {"query": query, "key": key, "value": value}
+    if sinks is not None:
+        floats["sinks"] = sinks
+    check_tensors("varlen_attn", **floats)
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
         if number is not None:
             integer(number, name)
@@ -233,7 +236,7 @@ def varlen_attn(
         "mask_mod": mask_mod,
         "out": out,
     }
-    if needs_gradients([one for one in (query, key, value, sinks) if one is not None]):
+    if needs_gradients([*floats.values()]):
         _refuse_gradients({"block_table": block_table, **special})
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
