@@ -150,8 +150,8 @@ def varlen_attn(
         out=out,
         device=device,
         sinks=sinks,
-        key_scale=_scale(key_scale, code),
-        value_scale=_scale(value_scale, code),
+        key_scale=_scale(key_scale, "key_scale", code),
+        value_scale=_scale(value_scale, "value_scale", code),
         code=code,
         layout="BLHE",
         mods=trace_mods(score_mod, mask_mod, query) if modified else None,
@@ -164,10 +164,14 @@ def varlen_attn(
     )
 
 
-def _scale(scale: Any, code: str | None) -> Any:
+def _scale(scale: Any, name: str, code: str | None) -> Any:
     """Return a scale as an array; None: there is none to multiply by."""
-    if isinstance(scale, int | float | np.number) or (scale is None and code is not None):
-        return np.array(1 if scale is None else scale, np.float32)
+    if isinstance(scale, int | float | np.integer | np.floating) or (scale is None and code is not None):
+        try:
+            with np.errstate(over="raise"):
+                return np.array(1 if scale is None else scale, np.float32)
+        except (OverflowError, FloatingPointError):
+            raise ValueError(f"{name} is beyond float32; expected a number of its range") from None
     return scale
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
@@ -81,7 +82,7 @@ def device_of(number: int) -> Device | None:
 
 def causal_word(is_causal: Any) -> str:
     """Return a schema's word for the argument."""
-    if isinstance(is_causal, bool):
+    if isinstance(is_causal, bool | np.bool):
         return "upper_left" if is_causal else ""
     if is_causal == "lower_right":
         return "lower_right"

@@ -11,6 +11,7 @@ from clattn import varlen
 from clattn._arguments.autocast import autocast
 from clattn._arguments.devices import find_named
 from clattn._arguments.integers import integer, integers, table
+from clattn._parts.checks import check_flag
 from clattn._parts.packed import packed_backward
 from clattn._parts.torch_operator import (
     OPTIONS,
@@ -226,6 +227,7 @@ def varlen_attn(
     if sinks is not None:
         floats["sinks"] = sinks
     check_tensors("varlen_attn", **floats)
+    check_flag("return_lse", return_lse)
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
         if number is not None:
             integer(number, name)
