@@ -40,18 +40,24 @@ fill(const ca_attention *attention, ca_attention_role role, double value, ca_err
     return ca_fill_extent(&extent, operand->block, operand->dtype, value, error);
 }
 
-/* Fill the log-sum-exp of rows without a key: with the sink of each. */
+/* Fill the log-sum-exp of rows without a key: with the sink of each. Rows behind the last sequence have none. */
 static ca_status
 fill_sinks(const ca_attention *attention, ca_error *error)
 {
     ca_status status = CA_OK;
     const int64_t *batch = attention->batch;
+    const ca_sequences *sequences = attention->sequences;
+    int64_t rows = sequences != NULL ? sequences->rows[sequences->count] : attention->L;
+    if (rows < attention->L) {
+        CA_TRY(fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
+    }
     for (int64_t n = 0; n < batch[0] * batch[1] * batch[2]; n++) {
         ca_attention one = *attention;
         const ca_operand *sink = &one.operands[CA_ATTENTION_SINKS];
         ca_attention_take(&one, 0, n / batch[2] / batch[1], 1);
         ca_attention_take(&one, 1, n / batch[2] % batch[1], 1);
         ca_attention_take(&one, 2, n % batch[2], 1);
+        ca_attention_take(&one, CA_BATCH_DIMS, 0, rows);
         double value = sink->dtype == CA_FLOAT64 ? *(double *)sink->data : *(float *)sink->data;
         CA_TRY(fill(&one, CA_ATTENTION_LSE, value, error));
     }

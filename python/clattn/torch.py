@@ -7,12 +7,9 @@ Calls that clattn does not take go where they went before.
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from clattn import attention
@@ -32,23 +29,26 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clattn._arguments.autocast import autocast
-from clattn._parts.torch_operator import Options, allocate, attend, device_number
+from clattn._parts.torch_operator import Options, allocate, attend, causal_word, device_number
 from clattn._parts.torch_reasons import (
     FLOATS,
-    GRADIENTS,
     OURS,
     PLAIN,
-    RECORDING,
     REFUSED,
     TENSORS,
+    check_tensors,
+    count,
+    counts,
     find_reason,
     is_refused,
     is_strange,
     needs_gradients,
 )
+from clattn._parts.torch_varlen import attend_jagged, check_jagged, takes_jagged, varlen_attn
 from clattn.flex.torch_function import flex_attention
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Sequence
     from typing import Literal
 
@@ -64,6 +64,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "sdpa",
     "unpatch",
+    "varlen_attn",
 ]
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
@@ -75,10 +76,6 @@ _device: Device | None = None
 _replaced = _torch_attention
 # Whether this thread is in a call of _replaced.
 _leaving = ContextVar("_leaving", default=False)
-
-# Each call advances an iterator, whose position is the count. next() needs no lock: no other thread
-# and no signal handler can interrupt it.
-_counts = {who: iter(range(sys.maxsize)) for who in (OURS, RECORDING, TENSORS, GRADIENTS, REFUSED)}
 
 # Guards _uses. A signal handler may call `sdpa` while its own thread holds the lock.
 _lock = threading.RLock()
@@ -182,8 +179,7 @@ def call_counts() -> Counter[str]:
     1 clattn
     1 torch: clattn refuses the arguments
     """
-    made = {who: sys.maxsize - length_hint(numbers) for who, numbers in _counts.items()}
-    return Counter({who: count for who, count in made.items() if count})
+    return counts()
 
 
 @contextmanager
@@ -246,11 +242,13 @@ def scaled_dot_product_attention(
     `patch` puts it into ``torch.nn.functional``; it may be called by itself. clattn computes calls
     with strided CPU tensors of one float dtype, and their gradients. Calls with one of the
     keywords, or with ``is_causal="lower_right"``, which torch does not have, are always clattn's.
+    Jagged tensors may have offsets of their own in query and key; the result has those of query.
     Other calls go to the function that `patch` has replaced, usually torch's:
 
     - gradients by a device without fast kernels for them, such as a GPU, or of head sizes above
       256, and forward-mode ones;
-    - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
+    - tensors of other devices or dtypes, sparse and quantized ones, subclasses, nested ones but
+      for jagged tensors (B, H, j, E) without mask and dropout;
     - ``torch.compile`` and ``torch.export`` without gradients, ``torch.jit.trace``, the transforms
       of ``torch.func``, and modes that watch operators, as counters of FLOP do;
     - arguments that clattn refuses, so that errors about them are torch's.
@@ -320,16 +318,15 @@ def scaled_dot_product_attention(
     ):
         return _extended(
             query, key, value, attn_mask, sinks, query_offset, return_lse,
-Options(dropout_p, _causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap),
+Options(dropout_p, causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap),
         )  # fmt: skip
     tensors = (query, key, value)
     if torch.compiler.is_compiling():
         given = tensors if attn_mask is None else (*tensors, attn_mask)
-        if (
-            needs_gradients(given)
-            and find_reason(given, dropout_p, is_causal, scale, enable_gqa, _device) is None
-        ):
-            return _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
+        if needs_gradients(given):
+            reason = find_reason(given, dropout_p, is_causal, scale, enable_gqa, _device)
+            if reason is None or _is_jagged_call(reason, given, dropout_p, enable_gqa):
+                return _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
     else:
         overridden = has_torch_function((query, key, value, attn_mask))
         if overridden and all(type(tensor) in PLAIN for tensor in tensors):
@@ -340,15 +337,6 @@ Options(dropout_p, _causal_word(is_causal), scale, enable_gqa, *_sides(window), 
     return _leave(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-
-
-def _causal_word(is_causal: Any) -> str:
-    """Return a schema's word for the argument."""
-    if isinstance(is_causal, bool):
-        return "upper_left" if is_causal else ""
-    if is_causal == "lower_right":
-        return "lower_right"
-    raise ValueError(f"is_causal is {is_causal!r:.80}; expected True, False or 'lower_right'")
 
 
 def _sides(window: Any) -> tuple[int | None, int | None]:
@@ -372,12 +360,15 @@ def _extended(
     options: Options,
 ) -> Any:
     """Compute a call that has no counterpart in torch, with gradients where torch records them."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"{name} must be a torch.Tensor, got {type(tensor).__name__}; "
-                "clattn.scaled_dot_product_attention takes other arrays"
-            )
+    check_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
+    if query.is_nested or key.is_nested or value.is_nested:
+        check_jagged(query, key, value, attn_mask, query_offset, options)
+        results = attend_jagged(
+            query, key, value, options._replace(device=device_number(_device)), sinks
+        )
+        if not torch.compiler.is_compiling():
+            count(OURS)
+        return results if return_lse else results[0]
     offsets = None if isinstance(query_offset, int) else torch.as_tensor(query_offset)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
@@ -398,7 +389,7 @@ def _extended(
         )
     results = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
     if not torch.compiler.is_compiling():
-        next(_counts[OURS])
+        count(OURS)
     return results if return_lse else results[0]
 
 
@@ -480,14 +471,18 @@ def _attend(
     given = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
     reason = find_reason(given, dropout_p, is_causal, scale, enable_gqa, _device)
     result = None
-    if reason is None:
+    if reason is not None:
+        if _is_jagged_call(reason, given, dropout_p, enable_gqa):
+            result = _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
+            reason = None
+    else:
         recorded = needs_gradients(given)
         if not recorded and any([tensor.requires_grad for tensor in given]):
             given = [tensor.detach() for tensor in given]
         try:
             if recorded or dropout_p:
                 result = _attend_recorded(given, dropout_p, is_causal, scale, enable_gqa)
-                next(_counts[OURS])
+                count(OURS)
                 return result
             if torch.is_autocast_enabled("cpu"):
                 given = [autocast(tensor) for tensor in given]
@@ -509,8 +504,17 @@ def _attend(
                 raise  # a device fails, or a variable of the environment is wrong
             taken = query.dtype in FLOATS and not any(map(is_strange, given))
             reason = REFUSED if taken else TENSORS
-    next(_counts[reason or OURS])
+    count(reason or OURS)
     return result
+
+
+def _is_jagged_call(
+    reason: str, given: Sequence[torch.Tensor], dropout_p: float, enable_gqa: bool
+) -> bool:
+    """Whether a call that would be torch's has jagged tensors that clattn takes."""
+    return (
+        reason is TENSORS and len(given) == 3 and not dropout_p and takes_jagged(given, enable_gqa)
+    )
 
 
 def _attend_recorded(
@@ -520,15 +524,17 @@ def _attend_recorded(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Compute a call that torch may differentiate, or that drops weights."""
-    if torch.is_autocast_enabled("cpu"):
-        given = [autocast(tensor) for tensor in given]
+    """Compute a call that torch may differentiate, that drops weights, or of jagged tensors."""
     options = Options(
         float(dropout_p),
-        _causal_word(is_causal),
+        causal_word(is_causal),
         None if scale is None else float(scale),
         enable_gqa,
         device=device_number(_device),
     )
     query, key, value, *mask = given
+    if query.is_nested:
+        return attend_jagged(query, key, value, options)[0]
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, *mask = [autocast(tensor) for tensor in given]
     return attend(query, key, value, mask[0] if mask else None, options)[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import Array, DeviceLike
 
-__all__ = ["varlen_attn"]
+__all__ = ["read_window", "varlen_attn"]
 
 
 def varlen_attn(
@@ -122,6 +122,14 @@ def varlen_attn(
     >>> q = k = v = np.ones((5, 2, 8), np.float32)  # sequences of 3 and 2 rows
     >>> varlen_attn(q, k, v, [0, 3, 5], [0, 3, 5], is_causal=True).shape
     (5, 2, 8)
+
+    A list of sequences is packed by ``np.concatenate``, and its results are split again:
+
+    >>> rows = [np.ones((n, 2, 8), np.float32) for n in (3, 0, 2)]
+    >>> offsets = np.cumsum([0, *map(len, rows)])
+    >>> x = np.concatenate(rows)
+    >>> [len(part) for part in np.split(varlen_attn(x, x, x, offsets, offsets), offsets[1:-1])]
+    [3, 0, 2]
     """
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
         if number is not None:
@@ -137,13 +145,13 @@ def varlen_attn(
         is_causal=is_causal,
         scale=scale,
         enable_gqa=enable_gqa,
-        window=_window(window_size),
+        window=read_window(window_size),
         softcap=softcap,
         out=out,
         device=device,
         sinks=sinks,
-        key_scale=_scale(key_scale, code),
-        value_scale=_scale(value_scale, code),
+        key_scale=_scale(key_scale, "key_scale", code),
+        value_scale=_scale(value_scale, "value_scale", code),
         code=code,
         layout="BLHE",
         mods=trace_mods(score_mod, mask_mod, query) if modified else None,
@@ -156,14 +164,18 @@ def varlen_attn(
     )
 
 
-def _scale(scale: Any, code: str | None) -> Any:
+def _scale(scale: Any, name: str, code: str | None) -> Any:
     """Return a scale as an array; None: there is none to multiply by."""
-    if isinstance(scale, int | float | np.number) or (scale is None and code is not None):
-        return np.array(1 if scale is None else scale, np.float32)
+    if isinstance(scale, int | float | np.integer | np.floating) or (scale is None and code is not None):
+        try:
+            with np.errstate(over="raise"):
+                return np.array(1 if scale is None else scale, np.float32)
+        except (OverflowError, FloatingPointError):
+            raise ValueError(f"{name} is beyond float32; expected a number of its range") from None
     return scale
 
 
-def _window(window_size: Any) -> tuple[int | None, int | None]:
+def read_window(window_size: Any) -> tuple[int | None, int | None]:
     """Return a window of torch's as clattn's."""
     try:
         left, right = window_size

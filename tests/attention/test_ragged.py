@@ -104,6 +104,16 @@ def test_sinks(device):
 
 
 @fastest
+@pytest.mark.parametrize("rows", [[], [2], [2, 0]], ids=str)
+def test_sinks_where_no_sequence_has_a_key(device, rows):
+    """The rows of sequences have them, those behind have none."""
+    sinks = draw((4,), float32, 9)
+    lse = run(packed(rows, [0] * len(rows)), device, sinks=sinks)[1]
+    assert (lse[:, : sum(rows)] == sinks[:, None]).all()
+    assert (lse[:, sum(rows) :] == -INF).all()
+
+
+@fastest
 def test_mods_count_positions_within_a_sequence(device):
     given = packed([20, 3, 1], [30, 9, 50])
     slopes = draw((4,), float32, 5)

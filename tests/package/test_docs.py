@@ -79,6 +79,8 @@ MODULES = [
 ]
 NEEDS = {
     "clattn.dask": "dask",
+    "clattn._parts.torch_varlen": "torch",
+    "clattn.flex.torch_function": "torch",
     "clattn.jax": "jax",
     "clattn.mpi.backward": "mpi4py.MPI",
     "clattn.mpi.forward": "mpi4py.MPI",

@@ -22,6 +22,7 @@ from support.data import draw
 from support.gradients import check_backward
 from support.mod_text import Program
 from support.mods import check_flex
+from support.ragged import check_sequences, packed
 from support.random_calls import BOUNDS, LONG, examples, relay, shrink
 from support.variants import force
 
@@ -104,6 +105,29 @@ def test_gradients(device, call, data):
     if data.draw(st.booleans()):
         options["grad_lse"] = draw(q.shape[:-1], compute_dtype(q.dtype), 8)
     check_backward(G, q, k, v, device=device, **options)
+
+
+@st.composite
+def packed_calls(draw_from):
+    """Sequences for varlen_attn, and options."""
+    lengths = draw_from(st.lists(st.tuples(st.integers(0, 20), SIZES), max_size=6))
+    Hk, group = draw_from(st.integers(1, 3)), draw_from(st.integers(1, 3))
+    given = packed([r for r, _ in lengths], [s for _, s in lengths], Hk * group, Hk,
+                   draw_from(st.sampled_from([1, 3, 8, 24])),
+                   draw_from(st.sampled_from([1, 8, 40])), draw_from(st.sampled_from(DTYPES)),
+                   draw_from(st.integers(0, 3)), draw_from(SEEDS))  # fmt: skip
+    options = some(draw_from, is_causal=st.sampled_from([True, "lower_right"]), scale=SCALES,
+                   window_size=st.tuples(*[st.integers(-1, 30)] * 2), softcap=st.floats(0.5, 30),
+                   page_size=st.integers(1, 9),
+                   sinks=st.just(draw((Hk * group,), np.float32, 4)))  # fmt: skip
+    return given, options
+
+
+@examples(20)
+@given(call=packed_calls())
+def test_packed_sequences(device, call):
+    given, options = call
+    check_sequences(given, device, **options)
 
 
 @st.composite

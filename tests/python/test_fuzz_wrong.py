@@ -18,7 +18,7 @@ from support.data import draw
 from support.foreign import to_torch
 from support.random_calls import LONG, examples
 from support.variants import force
-from support.wrong_calls import JUDGES, MASK, RIGHT, WRONG, Q, is_small
+from support.wrong_calls import JUDGES, MASK, PACKED, RIGHT, WRONG, Q, is_small
 
 DOCUMENTED = TypeError, ValueError, MemoryError
 
@@ -158,6 +158,33 @@ def test_wrong_arguments_of_torch(device, data, patched):
     if answer.device.type == "cpu" and answer.layout is torch.strided:
         eps = torch.finfo(answer.dtype).eps
         torch.testing.assert_close(answer, expected, rtol=0, atol=32 * eps, equal_nan=True)
+
+
+@examples(60)
+@given(data=st.data())
+def test_wrong_arguments_of_torchs_sequences(device, data):
+    """What clattn.varlen_attn answers or raises, which refuses tensors that require gradients."""
+    torch = pytest.importorskip("torch")
+    import clattn.torch
+
+    right = {
+        name: to_torch(value) if isinstance(value, np.ndarray) else value
+        for name, value in RIGHT[clattn.varlen_attn].items()
+    }
+    packed = to_torch(PACKED)
+    wrong = [*torch_objects(), packed[0], packed.double(), packed.clone().requires_grad_(),
+             packed.to("meta"), torch.tensor([0, 1, 5]), torch.tensor([0, 6])]  # fmt: skip
+    arguments, _ = changed(data, right, wrong)
+    kinds = (*DOCUMENTED, RuntimeError, NotImplementedError)
+    expected = answer_of(clattn.varlen_attn, arguments, device, kinds)
+    answer = answer_of(clattn.torch.varlen_attn, arguments, device, kinds)
+    needs = any(getattr(value, "requires_grad", False) for value in arguments.values())
+    if isinstance(expected, type) or isinstance(answer, type):
+        assert needs or (isinstance(expected, type) and isinstance(answer, type))
+        return
+    for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (answer, expected)),
+                          strict=True):  # fmt: skip
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 # ---- JAX ----

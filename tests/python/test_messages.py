@@ -83,6 +83,12 @@ def masked(mask):
     return lambda: attend(q, k, k, mask)
 
 
+def packed(cu_seq_q, cu_seq_k, **changed):
+    x = ones(5, 2, 8)
+    options = {"query": x, "key": x, "value": x} | changed
+    return clattn.varlen_attn(cu_seq_q=cu_seq_q, cu_seq_k=cu_seq_k, **options)
+
+
 def called(**changed):
     return lambda: attend(**{"query": q, "key": k, "value": k} | changed)
 
@@ -150,6 +156,12 @@ CALLS = {
         q, k, k, block_mask=changed_blocks(False)),
     "a block mask whose array has changed": lambda: flex(q, k, k, block_mask=changed_blocks(True)),
     "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 4)),
+    "lengths in the place of offsets": lambda: packed([2, 3], [2, 3]),
+    "offsets beyond the rows": lambda: packed([0, 2, 6], [0, 2, 5]),
+    "offsets of another count": lambda: packed([0, 2, 5], [0, 5]),
+    "a page that is not there": lambda: packed([0, 5], None, key=ones(2, 4, 2, 8),
+                                               value=ones(2, 4, 2, 8), block_table=[[2]],
+                                               seqused_k=[3]),
     "three dimensions without heads": lambda: onnx(*(ones(2, n, 32) for n in (3, 5, 5))),
     "a past key alone": lambda: onnx(q, k, k, past_key=k),
     "windows in an older opset": lambda: onnx(q, k, k, opset=24, left_window_size=3),

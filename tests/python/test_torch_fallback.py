@@ -125,14 +125,6 @@ def nested(function, q, k, v):
     return torch.stack(function(q, k, v).unbind())
 
 
-def jagged(function, q, k, v):
-    def make(x):
-        rows = [x[0].transpose(0, 1), x[1, :, :3].transpose(0, 1)]
-        return torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
-
-    return function(make(q), make(k), make(v)).transpose(1, 2).values()
-
-
 class Marked(torch.Tensor):
     """A subclass as users write it: results are of it, too."""
 
@@ -192,7 +184,7 @@ def scale_of_a_tensor(function, q, k, v):
 
 
 TORCHS = [batched, gradient, tangent, functional_form, dual, compiled, exported, traced, symbolic,
-          fake_traced, watched, nested, jagged, subclass, mask_of_a_subclass, meta, fake,
+          fake_traced, watched, nested, subclass, mask_of_a_subclass, meta, fake,
           negated, uneven_groups, shorter_values, infinite_scale, scale_beyond_float32,
           scale_of_a_tensor]  # fmt: skip
 

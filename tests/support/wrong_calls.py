@@ -21,8 +21,10 @@ from references.flex import blocks, flex
 from support.checks import assert_close, native
 from support.data import draw
 from support.onnx_calls import check_present
+from support.ragged import seen
 
 Q, MASK = draw((1, 2, 5, 8)), draw((5, 5))
+PACKED = draw((5, 2, 8))  # sequences of 2 and 3 rows
 
 
 def append(key, value, counts):
@@ -84,6 +86,13 @@ RIGHT = {
         "query": Q, "key": Q, "value": Q, "score_mod": None, "block_mask": None, "scale": 0.5,
         "enable_gqa": False, "mask_mod": None, "return_lse": True, "softcap": 0.0, "sinks": None,
         "query_offset": 0, "out": None},
+    clattn.varlen_attn: {
+        "query": PACKED, "key": PACKED, "value": PACKED, "cu_seq_q": [0, 2, 5],
+        "cu_seq_k": [0, 1, 5], "max_q": 3, "max_k": 4, "scale": 0.5, "window_size": (1, -1),
+        "enable_gqa": False, "seqused_k": [1, 3], "block_table": None, "is_causal": True,
+        "page_layout": "NHD", "softcap": 0.0, "sinks": np.ones(2), "key_scale": None,
+        "value_scale": None, "score_mod": None, "mask_mod": None, "return_lse": True,
+        "out": np.zeros_like(PACKED)},
     clattn.tensor: {"array": Q},
     clattn.merge_attention: {"parts": [(Q, Q[..., 0])] * 2},
     clattn.create_block_mask: {
@@ -235,6 +244,28 @@ def judge_flex(answer, *, query, key, value, score_mod, block_mask, mask_mod, si
     judge_parts(answer, {"result": result} | ({"lse": lse} if return_lse else {}))
 
 
+def judge_varlen(answer, *, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table,
+                 is_causal, window_size, sinks, return_lse, enable_gqa, scale, softcap,
+                 **others):  # fmt: skip
+    assert block_table is None
+    extra = ("score_mod", "mask_mod", "key_scale", "value_scale")
+    if any(others[name] is not None for name in extra):
+        return  # which test_ragged.py compares
+    output, lse = answer if return_lse else (answer, None)
+    is_causal = is_causal if isinstance(is_causal, str) else bool(is_causal)
+    used = np.diff(cu_seq_k) if seqused_k is None else seqused_k
+    for b, count in enumerate(used):
+        rows = slice(*cu_seq_q[b : b + 2])
+        keys = slice(cu_seq_k[b], cu_seq_k[b] + count)
+        q, k, v = (a.swapaxes(0, 1) for a in (query[rows], key[keys], value[keys]))
+        mask = seen(q.shape[1], count, is_causal, window_size)
+        right = reference.judged(q, k, v, attn_mask=mask, enable_gqa=enable_gqa, scale=scale,
+                                 softcap=softcap, sinks=numbers_of(sinks))  # fmt: skip
+        assert_close(output[rows].swapaxes(0, 1), right.result, right.allowed)
+        if lse is not None:
+            assert_close(lse[:, rows], right.lse, right.allowed_lse, "lse")
+
+
 def judge_tensor(answer, *, array):
     assert_same(answer.numpy(), numbers_of(array))
 
@@ -297,6 +328,6 @@ def judge_change(answer, *, n, indices):
 
 JUDGES = dict(zip(RIGHT, (
     judge_attention, judge_backward, judge_onnx, judge_scatter, judge_openvino, judge_directml,
-    judge_matrix, judge_matrix1,
-    judge_triangle, judge_flex, judge_tensor, judge_merged, judge_blocks, judge_cache, judge_append,
-    judge_attend, judge_change), strict=True))  # fmt: skip
+    judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_varlen, judge_tensor,
+    judge_merged, judge_blocks, judge_cache, judge_append, judge_attend, judge_change),
+    strict=True))  # fmt: skip

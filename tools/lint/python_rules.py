@@ -16,7 +16,7 @@ BELOW = {
     "_arguments": {"_core"},
     "_caches": {"_core", "_arguments"},
     "_host": {"_core", "_arguments"},
-    "_parts": {"_core", "_arguments", "attention", "gradients"},
+    "_parts": {"_core", "_arguments", "attention", "gradients", "varlen", "flex"},
     "flex": {"_core", "_arguments"},
 }
 # clattn.show_config prints what the command `doctor` prints. __main__ starts the command line.

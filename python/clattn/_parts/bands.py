@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.options import Window
 
-__all__ = ["Band", "band_of"]
+__all__ = ["Band", "band_of", "band_of_packed"]
 
 # Longer than any sequence; sums of it and of positions fit 64 bits.
 _FAR = 1 << 61
@@ -42,6 +42,27 @@ def band_of(is_causal: bool | str, window: Window, rows: int, keys: int) -> Band
     """Return the band of a call whose arguments are checked, on `rows` rows and `keys` keys."""
     left, right = (None if bound is None else _int(bound) for bound in window or (None, None))
     return Band(left, 0 if is_causal else right, keys - rows if isinstance(is_causal, str) else 0)
+
+
+def band_of_packed(is_causal: bool | str, window: Window, rows: int, keys: int) -> Band:
+    """Return the band of a packed sequence, whose window is aligned at its end.
+
+    No bound is below 0, so a call of the sequence alone takes them as its window, and the shift as
+    its `query_offset`.
+    """
+    left, right = (None if bound is None else _int(bound) for bound in window or (None, None))
+    shift = keys - rows
+    if isinstance(is_causal, str):
+        right = 0
+    highest = None if right is None else shift + right  # row i attends to j <= i + highest
+    if is_causal is True:
+        highest = 0 if highest is None else min(0, highest)
+    if highest is None:
+        return Band(left, None, shift)
+    if left is None:
+        return Band(None, 0, highest)
+    lowest = shift - left
+    return Band(highest - lowest, 0, highest) if lowest <= highest else Band(None, 0, -rows)
 
 
 def _int(bound: Any) -> int:

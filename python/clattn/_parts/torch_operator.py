@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
@@ -12,9 +13,21 @@ from torch._C._functorch import peek_interpreter_stack
 from clattn import attention, gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clattn._core import Device
 
-__all__ = ["Options", "attend", "device_number", "device_of", "draw_seed"]
+__all__ = [
+    "OPTIONS",
+    "Options",
+    "attend",
+    "causal_word",
+    "define",
+    "device_number",
+    "device_of",
+    "draw_seed",
+    "wide",
+]
 
 # A schema's types are words: an operator takes a device by its number here.
 _devices: list[Device | None] = [None]
@@ -37,14 +50,20 @@ class Options(NamedTuple):
         """Return them as arguments of clattn's functions."""
         bounded = self.left is not None or self.right is not None
         return {
+            **self.common(),
             "dropout_p": self.dropout_p,
+            "window": (self.left, self.right) if bounded else None,
+            "query_offset": self.position if offsets is None else offsets,
+            "seed": None if seed is None else int(seed.item()) & (1 << 64) - 1,
+        }
+
+    def common(self) -> dict[str, Any]:
+        """Return those that `clattn.varlen_attn` takes too, but for the window."""
+        return {
             "is_causal": {"": False, "upper_left": True}.get(self.causal, self.causal),
             "scale": self.scale,
             "enable_gqa": self.enable_gqa,
-            "window": (self.left, self.right) if bounded else None,
             "softcap": self.softcap,
-            "query_offset": self.position if offsets is None else offsets,
-            "seed": None if seed is None else int(seed.item()) & (1 << 64) - 1,
             "device": _devices[self.device],
         }
 
@@ -59,6 +78,20 @@ def device_number(device: Device | None) -> int:
 def device_of(number: int) -> Device | None:
     """Return the device of a number. None: the default one."""
     return _devices[number]
+
+
+def causal_word(is_causal: Any) -> str:
+    """Return a schema's word for the argument."""
+    if isinstance(is_causal, bool | np.bool):
+        return "upper_left" if is_causal else ""
+    if is_causal == "lower_right":
+        return "lower_right"
+    raise ValueError(f"is_causal is {is_causal!r:.80}; expected True, False or 'lower_right'")
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of a log-sum-exp."""
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 def draw_seed() -> Tensor:
@@ -92,7 +125,7 @@ _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? sinks, Tensor? offsets, "
     "Tensor? seed"
 )
-_OPTIONS = (
+OPTIONS = (
     "float dropout_p, str causal, float? scale, bool enable_gqa, SymInt? left, SymInt? right, "
     "float softcap, SymInt position, int device"
 )
@@ -118,7 +151,6 @@ class _Operands(NamedTuple):
         }
 
 
-_FLOATS = len(gradients.AttentionGradients._fields)
 _COUNT = len(_Operands._fields)
 
 
@@ -137,93 +169,35 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor]:
 def _fake_attention(*args: Any) -> tuple[Tensor, Tensor]:
     operands, options = _Operands(*args[:_COUNT]), Options(*args[_COUNT:])
     output = allocate(operands.query, operands.key, operands.value, options.enable_gqa)
-    wide = torch.float64 if output.dtype is torch.float64 else torch.float32
-    return output, output.new_empty(output.shape[:-1], dtype=wide)
+    return output, output.new_empty(output.shape[:-1], dtype=wide(output))
 
 
 def _backward(
+    out: tuple[Tensor | None, ...],
     grad_output: Tensor,
     grad_lse: Tensor | None,
     output: Tensor,
     lse: Tensor,
-    needs: list[bool],
     *args: Any,
-) -> tuple[Tensor, ...]:
+) -> None:
     operands, options = _Operands(*args[:_COUNT]), Options(*args[_COUNT:])
-    out = _fake_backward(grad_output, grad_lse, output, lse, needs, *args)
     names = gradients.AttentionGradients._fields
     gradients.scaled_dot_product_attention_backward(
-        grad_output.detach(),
-        output=output.detach(),
-        lse=lse.detach(),
-        grad_lse=None if grad_lse is None else grad_lse.detach(),
-        needs=[name for name, needed in zip(names, needs, strict=True) if needed],
-        out=tuple(one if needed else None for one, needed in zip(out, needs, strict=True)),
+        grad_output,
+        output=output,
+        lse=lse,
+        grad_lse=grad_lse,
+        needs=[name for name, one in zip(names, out, strict=True) if one is not None],
+        out=out,
         **operands.arrays(),
         **options.keywords(operands.seed, operands.offsets),
     )
-    return out
-
-
-def _fake_backward(
-    grad_output: Tensor,
-    grad_lse: Tensor | None,
-    output: Tensor,
-    lse: Tensor,
-    needs: list[bool],
-    *args: Any,
-) -> tuple[Tensor, ...]:
-    """Allocate gradients, laid out as what they belong to; empty ones where none is needed."""
-    return tuple(
-        torch.empty_like(operand) if needed else output.new_empty(0)
-        for operand, needed in zip(args[:_FLOATS], needs, strict=True)
-    )
-
-
-_attention_op = torch.library.custom_op(
-    "clattn::attention",
-    _attention,
-    mutates_args=(),
-    schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)",
-)
-_attention_op.register_fake(_fake_attention)
-_backward_op = torch.library.custom_op(
-    "clattn::attention_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor grad_output, Tensor? grad_lse, Tensor output, Tensor lse, bool[] needs, "
-    f"{_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-_backward_op.register_fake(_fake_backward)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the backward pass reads: no scores."""
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:_COUNT], *output)
-    ctx.options = inputs[_COUNT:]
-
-
-def _differentiate(
-    ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    *operands, output, lse = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:_FLOATS])
-    if grad_output is None:  # a loss of the log-sum-exp alone
-        grad_output = torch.zeros((), dtype=output.dtype).expand(output.shape)
-    found = _call_backward(grad_output, grad_lse, output, lse, needs, *operands, *ctx.options)
-    given = [one if needed else None for one, needed in zip(found, needs, strict=True)]
-    return (*given, *[None] * (_COUNT - _FLOATS + len(ctx.options)))
 
 
 def _refuse(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError(
         "clattn's attention has no second derivative: call torch's function where one is needed"
     )
-
-
-_attention_op.register_autograd(_differentiate, setup_context=_keep)
-_backward_op.register_autograd(_refuse)
 
 
 def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -236,7 +210,9 @@ def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any
     return stacked, (0,) * len(stacked)
 
 
-def _callable(op: Any, compute: Any, keep: Any, differentiate: Any) -> Any:
+def _callable(
+    op: Any, compute: Any, keep: Any, differentiate: Any
+) -> Callable[..., tuple[Tensor, ...]]:
     """Return a function that calls an operator, or what it computes where nothing watches.
 
     An operator's dispatch takes as long as a small call. The transforms of ``torch.func`` take the
@@ -279,8 +255,107 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
-_call = _callable(_attention_op, _attention, _keep, _differentiate)
-_call_backward = _callable(_backward_op, _backward, _keep_nothing, _refuse)
+def define(
+    name: str,
+    tensors: str,
+    options: str,
+    floats: int,
+    compute: Callable[..., tuple[Tensor, Tensor]],
+    fake: Callable[..., tuple[Tensor, Tensor]],
+    backward: Callable[..., None],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Define an operator of attention with gradients; return the function that calls it.
+
+    Parameters
+    ----------
+    name : str
+        Its name in ``torch.ops.clattn``.
+    tensors, options : str
+        What its schema takes: tensors first.
+    floats : int
+        How many of the tensors, the first ones, have gradients.
+    compute, fake : callable
+        Compute output and log-sum-exp, or allocate them alone, from tensors and options.
+    backward : callable
+        Write gradients. Its arguments are the tensors to write to, one for each that has a gradient
+        or None, the gradients of the results, the results, then tensors and options.
+    """
+    count = tensors.count("Tensor")
+
+    def allocate_gradients(*given: Any) -> tuple[Tensor, ...]:
+        """Lay out gradients as what they belong to; empty ones where none is needed."""
+        _, _, output, _, needs, *args = given
+        return tuple(
+            torch.empty_like(operand) if needed else output.new_empty(0)
+            for operand, needed in zip(args[:floats], needs, strict=True)
+        )
+
+    def compute_gradients(
+        grad_output: Tensor,
+        grad_lse: Tensor | None,
+        output: Tensor,
+        lse: Tensor,
+        needs: list[bool],
+        *args: Any,
+    ) -> tuple[Tensor, ...]:
+        found = allocate_gradients(grad_output, grad_lse, output, lse, needs, *args)
+        backward(
+            tuple(one if needed else None for one, needed in zip(found, needs, strict=True)),
+            grad_output.detach(),
+            None if grad_lse is None else grad_lse.detach(),
+            output.detach(),
+            lse.detach(),
+            *args,
+        )
+        return found
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward pass reads: no scores."""
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:count], *output)
+        ctx.options = inputs[count:]
+
+    def differentiate(
+        ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        *operands, output, lse = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[:floats])
+        if grad_output is None:  # a loss of the log-sum-exp alone
+            grad_output = torch.zeros((), dtype=output.dtype).expand(output.shape)
+        found = call_backward(grad_output, grad_lse, output, lse, needs, *operands, *ctx.options)
+        given = [one if needed else None for one, needed in zip(found, needs, strict=True)]
+        return (*given, *[None] * (count - floats + len(ctx.options)))
+
+    op = torch.library.custom_op(
+        f"clattn::{name}",
+        compute,
+        mutates_args=(),
+        schema=f"({tensors}, {options}) -> (Tensor, Tensor)",
+    )
+    op.register_fake(fake)
+    op.register_autograd(differentiate, setup_context=keep)
+    backward_op = torch.library.custom_op(
+        f"clattn::{name}_backward",
+        compute_gradients,
+        mutates_args=(),
+        schema="(Tensor grad_output, Tensor? grad_lse, Tensor output, Tensor lse, bool[] needs, "
+        f"{tensors}, {options}) -> ({', '.join(['Tensor'] * floats)})",
+    )
+    backward_op.register_fake(allocate_gradients)
+    backward_op.register_autograd(_refuse)
+    call_backward = _callable(backward_op, compute_gradients, _keep_nothing, _refuse)
+    return _callable(op, compute, keep, differentiate)
+
+
+_call = define(
+    "attention",
+    _TENSORS,
+    OPTIONS,
+    len(gradients.AttentionGradients._fields),
+    _attention,
+    _fake_attention,
+    _backward,
+)
 
 
 def attend(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from operator import length_hint
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +30,9 @@ __all__ = [
     "RECORDING",
     "REFUSED",
     "TENSORS",
+    "check_tensors",
+    "count",
+    "counts",
     "find_reason",
     "is_refused",
     "is_strange",
@@ -44,6 +50,31 @@ RECORDING = "torch: it records or transforms the call"
 TENSORS = "torch: tensors of other kinds, devices or dtypes"
 GRADIENTS = "torch: gradients are needed that clattn does not compute fast"
 REFUSED = "torch: clattn refuses the arguments"
+
+# Each call advances an iterator, whose position is the count. next() needs no lock: no other thread
+# and no signal handler can interrupt it.
+_counts = {who: iter(range(sys.maxsize)) for who in (OURS, RECORDING, TENSORS, GRADIENTS, REFUSED)}
+
+
+def count(who: str) -> None:
+    """Count a call."""
+    next(_counts[who])
+
+
+def counts() -> Counter[str]:
+    """Return how many calls have been counted."""
+    made = {who: sys.maxsize - length_hint(numbers) for who, numbers in _counts.items()}
+    return Counter({who: count for who, count in made.items() if count})
+
+
+def check_tensors(name: str, **given: object) -> None:
+    """Refuse what is no tensor, in the words of the function of this name."""
+    for argument, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{argument} must be a torch.Tensor, got {type(tensor).__name__}; "
+                f"clattn.{name} takes other arrays"
+            )
 
 
 def _is_watched() -> bool:

@@ -217,6 +217,11 @@ def flex_attention(
     (1, 2, 4, 8)
     """
     device = without_torch(device)
+    if getattr(query, "is_nested", False):
+        raise ValueError(
+            "query is a nested tensor; expected one of equal lengths: clattn.varlen_attn takes "
+            "packed sequences with mods"
+        )
     if kernel_options is not None:
         _warn_of_kernel_options()
     if return_aux is not None:
