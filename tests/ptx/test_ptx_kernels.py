@@ -173,8 +173,8 @@ check_backward(draw((1, 2, 18, 8)), *map(draw, shapes), device=device, enable_gq
                is_causal=True, query_offset=-2, attn_mask=mask_of_bool[:18, :20])
 assert steps_of("tiled_backward") == {"3", "4", "11"}, machine.launched
 """
-# Some macros of the step that owns keys, and a call. Three blocks of rows of two heads that share keys; two
-# tiles of a warp; three blocks of 32 lines that a warp takes together; parts of heads, not aligned.
+# Some macros of the step that owns keys, and a call. Three blocks of rows of two heads that share
+# keys; two tiles of a warp; 32 lines that a warp takes together; parts of heads, not aligned.
 MMA_GRADIENTS = (
     ("DTYPE=1 HEAD_E=64 MT=1 BN=32 STRIP=32",
         "draw((1, 2, 70, 64), float16), *halves((1, 1), 70, 140, 64)[1:], enable_gqa=True,"
@@ -217,8 +217,8 @@ def test_gradients(library):
 
 def test_gradients_on_matrix_units(library):
     code = "".join(
-        CHECK_MMA_GRADIENTS.format(arguments=arguments, macros=dict(m.split("=") for m in macros.split()))
-        for macros, arguments in MMA_GRADIENTS
+        CHECK_MMA_GRADIENTS.format(arguments=arguments, macros=dict(m.split("=") for m in macros))
+        for macros, arguments in ((given.split(), call) for given, call in MMA_GRADIENTS)
     )
     run_on_machine(library, ARRAYS + GRADIENTS + code, kernel="mma")
 

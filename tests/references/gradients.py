@@ -221,7 +221,8 @@ def judged(grad_output, query, key, value, output, *, of_call=True, rounds_facto
         if rounds_factors:
             rounded = backward_in(compute, grad_output, query, key, value, output=output,
                                   factors_dtype=dtype, **options)  # fmt: skip
-            by_rounding = dict(zip(NAMES, rounding_units(right, dtype, options, arrays)))
+            units_of_factors = rounding_units(right, dtype, options, arrays)
+            by_rounding = dict(zip(NAMES[:3], units_of_factors, strict=True))
         allowed = []
         for name, exact, plain, other, unit in zip(
             NAMES, right.gradients, near.gradients, rounded.gradients, units, strict=True

@@ -11,9 +11,15 @@ from support.checks import assert_close, native
 from support.data import draw, sdpa
 from support.forced import FORCED, factors_are_rounded
 
+# Kernels, as parameters of a fixture. Those that are slow on CPUs run on one of them.
+FASTEST = pytest.param("", id="fastest")
+REFERENCE = pytest.param("reference", marks=pytest.mark.by_turns, id="reference")
+TILED = pytest.param("tiled", marks=pytest.mark.by_turns, id="tiled")
+MMA = pytest.param("mma", marks=pytest.mark.full(slowest=True), id="mma")
+
 
 def forward(query, key, value, *, device, **options):
-    """Output and log-sum-exp. A kernel that is forced may take only backward passes with dropout."""
+    """Output and log-sum-exp. attention_mma takes no dropout, but the gradients' kernel does."""
     words = FORCED.words
     if "dropout_p" in options and words[0].startswith("mma"):
         FORCED.words = "", words[1]
@@ -21,11 +27,6 @@ def forward(query, key, value, *, device, **options):
         return sdpa(query, key, value, device=device, return_lse=True, **options)
     finally:
         FORCED.words = words
-
-# Kernels, as parameters of a fixture. Those that are slow on CPUs run on one of them.
-FASTEST = pytest.param("", id="fastest")
-REFERENCE = pytest.param("reference", marks=pytest.mark.by_turns, id="reference")
-TILED = pytest.param("tiled", marks=pytest.mark.by_turns, id="tiled")
 
 
 def backward(grad_output, query, key, value, *, device, needs=None, **options):

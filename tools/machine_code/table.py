@@ -105,7 +105,7 @@ def grouped_mma(dtype, size, warps, keys, *more):
 
 
 def mma_backward(dtype, size, name, tiles, keys, *more, mask_dtype=0):
-    """Rows of attention_mma_backward, as csrc/attention/backward_mma.c makes them: the plain ones."""
+    """A row of attention_mma_backward, as csrc/attention/backward_mma.c makes it."""
     wide = tiles == 1 and (not more or size <= 64)
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}")
     macros = (*macros, f"STRIP={keys if wide else 16}", *ALIGNED)
@@ -182,8 +182,10 @@ NVIDIA = [
     ],
     *[mma_backward(1, 64, name, 1, 32, "MASK") for name in ("QUERY", "KEY")],
     *[mma_backward(2, 128, name, 1, 32, "MASK") for name in ("QUERY", "KEY")],
-    *[mma_backward(1, 64, name, 1, 32, "MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1)
-      for name in ("QUERY", "KEY")],
+    *[
+        mma_backward(1, 64, name, 1, 32, "MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1)
+        for name in ("QUERY", "KEY")
+    ],
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
