@@ -93,7 +93,7 @@ FAULTS = [
     Fault("a barrier is gone", "attention/tiled.cl",
           "barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */", "", "tiled"),
     Fault("a tile of values is stale", "attention/tiled.cl",
-          "load_values(tile, run, values, block, k0);", "", "tiled"),
+          "load_values(tile, run, first, block, k0);", "", "tiled"),
     Fault("a row that NaN has reached is not computed again", "support/common.clh",
           "atomic_max(&call->redo[call->params->redo_slot], call->params->redo_mark);", "",
           "cpu tiled mma decode_cpu decode_gpu"),

@@ -186,7 +186,7 @@ start_pass(pass *p, ca_device *device, const ca_attention *attention, ca_error *
     int64_t bytes;
     CA_TRY(ca_plan_check_float64(ca_device_get_info(device), attention, error));
     CA_TRY(ca_shape_count(6, sizes, "query", &bytes, error));
-    p->steps = malloc(CA_MAX_STEPS * sizeof(*p->steps));
+    p->steps = calloc(CA_MAX_STEPS, sizeof(*p->steps));
     if (p->steps == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the steps of a launch"));
     }
