@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "attention/backward_cpu.h"
+#include "attention/backward_mma.h"
 #include "attention/backward_reference.h"
 #include "attention/backward_steps.h"
 #include "attention/backward_tiled.h"
@@ -159,6 +160,8 @@ typedef struct {
 static const fast_kernel fast_kernels[] = {
     {CA_INDEX_cpu, ca_backward_cpu_takes, ca_backward_cpu_divide, ca_backward_cpu_plan,
      is_of_sinks},
+    {CA_INDEX_mma, ca_backward_mma_takes, ca_backward_tiled_divide, ca_backward_mma_plan,
+     is_narrow},
     {CA_INDEX_tiled, ca_backward_tiled_takes, ca_backward_tiled_divide, ca_backward_tiled_plan,
      is_narrow},
 };
@@ -268,8 +271,7 @@ run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fas
         ca_status status = run_planned(p, info, fast, &limits, error);
         bool tighter =
             limits.group < info->max_work_group || limits.local_memory < info->local_memory;
-        info->max_work_group = limits.group;
-        info->local_memory = limits.local_memory;
+        ca_variant_limit(info, &limits);
         if (status != CA_ERROR_KERNEL || !tighter || plans == MOST_PLANS ||
             !fast->takes(info, forced, p->attention)) {
             return status;
@@ -278,18 +280,20 @@ run_fast(const pass *p, ca_device_info *info, const ca_forced *forced, const fas
     }
 }
 
-/* Returns the first program of a fast kernel, or of the reference for NULL: the kernel is left out by it. */
+/* Returns the last program of a fast kernel, or of the reference for NULL: the kernel is left out by it. Kernels may
+   share the first one. */
 static ca_kernel_spec
-first_program(const pass *p, const ca_device_info *info, const fast_kernel *fast)
+last_program(const pass *p, const ca_device_info *info, const fast_kernel *fast)
 {
     const ca_operand none = {.dtype = CA_FLOAT32};
+    int count;
     if (fast == NULL) {
-        (void)ca_backward_reference_plan_rows(info, p->attention, &p->numbers, p->steps);
+        count = ca_backward_reference_plan_rows(info, p->attention, &p->numbers, p->steps);
     } else {
         ca_backward_division division = fast->divide(info, p->attention);
-        (void)fast->plan(info, p->attention, &division, &p->numbers, &none, p->steps);
+        count = fast->plan(info, p->attention, &division, &p->numbers, &none, p->steps);
     }
-    return p->steps[0].plan.spec;
+    return p->steps[count - 1].plan.spec;
 }
 
 /* ---- trials ---- */
@@ -319,7 +323,7 @@ find_program(ca_device *device, const ca_attention *attention, const void *fast,
     ca_forced forced;
     pass p;
     CA_TRY(start_alone(&p, device, attention, fast, &info, &forced, error));
-    *spec = first_program(&p, &info, fast);
+    *spec = last_program(&p, &info, fast);
 done:
     end_pass(&p);
     return status;
@@ -395,7 +399,7 @@ run_best(pass *p, const ca_forced *forced, ca_error *error)
             !fast->takes(&info, &now, p->attention)) {
             continue;
         }
-        spec = first_program(p, &info, fast);
+        spec = last_program(p, &info, fast);
         if (ca_device_leaves_out(p->device, &spec)) {
             continue;
         }
@@ -410,7 +414,7 @@ run_best(pass *p, const ca_forced *forced, ca_error *error)
         ca_device_leave_out(p->device, &spec, error->message);
         ca_error_clear(error);
     }
-    spec = first_program(p, ca_device_get_info(p->device), NULL);
+    spec = last_program(p, ca_device_get_info(p->device), NULL);
     CA_TRY(try_kernel(p, forced, FAST_KERNELS, &spec, error));
     CA_TRY(run_reference(p, error));
 done:

@@ -8,7 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attention/launch.h"
 #include "attention/problem.h"
+#include "opencl/forced.h"
+#include "opencl/info.h"
 
 /* How a kernel divides a problem. */
 typedef struct {
@@ -27,6 +30,16 @@ void ca_backward_start_numbers(const ca_attention *attention, const ca_operand *
 
 /* True if the problem asks for the gradient of this role, which is summed over leading dimension d. */
 bool ca_backward_is_summed(const ca_attention *attention, ca_attention_role role, int d);
+
+/* True if a kernel for GPUs is forced, by the variant in a row of the table; or if nothing is forced, the variant is
+   not left out, and the device runs it fast. */
+bool ca_backward_is_chosen(const ca_device_info *info, const ca_forced *forced, int variant,
+                           const ca_attention *attention);
+
+/* Start the plan of a step for GPUs, whose operands are set: the kernel's name, `threads` work-items of a group, and
+   one for each entry of the leading dimensions that its gradients have. */
+void ca_backward_begin_plan(const ca_device_info *info, const char *name, uint32_t step,
+                            int64_t threads, ca_launched *launched);
 
 /* Remove what only scores need. */
 void ca_backward_remove_optional(ca_attention *step);

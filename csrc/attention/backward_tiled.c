@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "attention/backward_tiled.h"
 
-#include <string.h>
-
 #include "attention/options.h"
 #include "attention/plan_tiled.h"
 #include "attention/variants.h" /* CA_INDEX_tiled */
@@ -75,63 +73,62 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, ca_tili
 
 /* ---- steps ---- */
 
-/* Plan a step whose operands are set, over `length` rows or keys. Its gradients lack the leading dimensions that
-   they are summed over. */
 static void
-plan_step(const ca_device_info *info, uint32_t step, int64_t length, int products,
-          ca_launched *launched)
+plan_step(const ca_device_info *info, uint32_t step, int64_t length, ca_launched *launched)
 {
     ca_attention_plan *plan = &launched->plan;
     const ca_attention *attention = &launched->attention;
     ca_tiling t;
     (void)choose_tiling(info, attention, &t);
-    int64_t threads = t.TX * t.TY;
-    ca_plan_begin(plan, attention, "attention_tiled_backward", (size_t)threads);
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool summed = ca_backward_is_summed(attention, CA_ATTENTION_GRAD_QUERY, d) ||
-                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_KEY, d) ||
-                      ca_backward_is_summed(attention, CA_ATTENTION_GRAD_VALUE, d);
-        plan->grid[d] = summed ? 1 : attention->batch[d];
-    }
+    ca_backward_begin_plan(info, "attention_tiled_backward", step, t.TX * t.TY, launched);
     plan->grid[3] = ca_divide_up(length, t.TY * t.MI);
-    plan->grid[4] = threads;
-    plan->gradient = step;
-    plan->spec.unoptimised = info->optimises_slowly && info->type == CA_DEVICE_CPU;
-    launched->products = products;
-    launched->adds = false;
-    launched->flags = 0;
+    plan->grid[4] = t.TX * t.TY;
     ca_plan_define_sizes(plan, attention);
     ca_tiling_define(&t, info, &plan->spec);
     ca_kernel_define(&plan->spec, "STEP", step);
 }
 
-/* Plan a step of one gradient, or of two. */
-static void
-plan_gradient(const ca_device_info *info, const ca_attention *attention, const ca_operand *numbers,
-              ca_attention_role role, ca_attention_role other, ca_launched *launched)
+int
+ca_backward_plan_steps(const ca_device_info *info, const ca_attention *attention,
+                       const ca_operand *numbers, ca_backward_plan_step *plan_gradient,
+                       ca_launched *steps)
 {
-    ca_attention *step = &launched->attention;
-    bool query = role == CA_ATTENTION_GRAD_QUERY;
-    ca_backward_start_step(attention, numbers, step);
-    ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
-    step->operands[role] = attention->operands[role];
-    step->operands[other] = attention->operands[other];
-    plan_step(info, query ? CA_BACKWARD_QUERY : CA_BACKWARD_KEY,
-              query ? attention->L : attention->T, query ? 3 : 4, launched);
+    const ca_attention_role key = CA_ATTENTION_GRAD_KEY;
+    const ca_attention_role value = CA_ATTENTION_GRAD_VALUE;
+    bool together = ca_attention_has(attention, key) && ca_attention_has(attention, value);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        together = together && ca_backward_is_summed(attention, key, d) ==
+                                   ca_backward_is_summed(attention, value, d);
+    }
+    int count = 0;
+    ca_backward_start_numbers(attention, numbers, &steps[count].attention);
+    plan_step(info, CA_BACKWARD_NUMBERS, attention->L, &steps[count++]);
+    for (ca_attention_role role = CA_ATTENTION_GRAD_QUERY; role <= value; role++) {
+        if (!ca_attention_has(attention, role) || (together && role == value)) {
+            continue;
+        }
+        ca_attention *step = &steps[count].attention;
+        bool query = role == CA_ATTENTION_GRAD_QUERY;
+        ca_backward_start_step(attention, numbers, step);
+        ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
+        step->operands[role] = attention->operands[role];
+        if (together && role == key) {
+            step->operands[value] = attention->operands[value];
+        }
+        plan_gradient(info, query ? CA_BACKWARD_QUERY : CA_BACKWARD_KEY,
+                      query ? attention->L : attention->T, &steps[count++]);
+    }
+    return count;
 }
 
 /* ---- the kernel ---- */
 
 bool
-ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
-                        const ca_attention *attention)
+ca_backward_tiles_fit(const ca_device_info *info, const ca_attention *attention)
 {
     const ca_operand *operands = attention->operands;
     const ca_operand none = {.dtype = CA_FLOAT32};
     ca_dtype dtype = operands[CA_ATTENTION_QUERY].dtype;
-    bool chosen = forced->kernel == NULL ? (forced->left_out >> CA_INDEX_tiled & 1) == 0 &&
-                                               ca_variant_is_fast_on(info, CA_INDEX_tiled, dtype)
-                                         : strcmp(forced->kernel, "tiled") == 0;
     bool sizes = attention->E > 0 && attention->E <= CA_TILING_HEAD && attention->Ev > 0 &&
                  attention->Ev <= CA_TILING_HEAD && attention->L > 0 &&
                  attention->L <= CA_TILING_LENGTH && attention->T > 0 &&
@@ -139,7 +136,7 @@ ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
     uint64_t three = UINT64_C(1) << CA_ATTENTION_GRAD_QUERY | UINT64_C(1) << CA_ATTENTION_GRAD_KEY |
                      UINT64_C(1) << CA_ATTENTION_GRAD_VALUE;
     int64_t refused = CA_PAST_OPTIONS | CA_USES(INPUT_BIAS) | CA_USES(LATE_SOFTCAP);
-    if (!chosen || !sizes || (attention->repeated & three) != 0 ||
+    if (!sizes || (attention->repeated & three) != 0 ||
         operands[CA_ATTENTION_VALUE].dtype != dtype ||
         (ca_attention_options(attention) & refused) != 0) {
         return false;
@@ -150,6 +147,14 @@ ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
     ca_backward_start_numbers(attention, &none, &step); /* of all steps it has the most operands */
     return ca_attention_optional(&step, roles) <= CA_OPTIONAL_VIEWS &&
            choose_tiling(info, attention, &t);
+}
+
+bool
+ca_backward_tiled_takes(const ca_device_info *info, const ca_forced *forced,
+                        const ca_attention *attention)
+{
+    return ca_backward_is_chosen(info, forced, CA_INDEX_tiled, attention) &&
+           ca_backward_tiles_fit(info, attention);
 }
 
 ca_backward_division
@@ -165,30 +170,7 @@ ca_backward_tiled_plan(const ca_device_info *info, const ca_attention *attention
                        const ca_backward_division *division, const ca_operand *numbers,
                        const ca_operand *sums, ca_launched *steps)
 {
-    const ca_attention_role key = CA_ATTENTION_GRAD_KEY;
-    const ca_attention_role value = CA_ATTENTION_GRAD_VALUE;
-    bool together = ca_attention_has(attention, key) && ca_attention_has(attention, value);
-    int count = 0;
     (void)division;
     (void)sums;
-    ca_backward_start_numbers(attention, numbers, &steps[count].attention);
-    plan_step(info, CA_BACKWARD_NUMBERS, attention->L, 1, &steps[count++]);
-    if (ca_attention_has(attention, CA_ATTENTION_GRAD_QUERY)) {
-        plan_gradient(info, attention, numbers, CA_ATTENTION_GRAD_QUERY, CA_ATTENTION_GRAD_QUERY,
-                      &steps[count++]);
-    }
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        together = together && ca_backward_is_summed(attention, key, d) ==
-                                   ca_backward_is_summed(attention, value, d);
-    }
-    if (together) {
-        plan_gradient(info, attention, numbers, key, value, &steps[count++]);
-        return count;
-    }
-    for (ca_attention_role role = key; role <= value; role++) {
-        if (ca_attention_has(attention, role)) {
-            plan_gradient(info, attention, numbers, role, role, &steps[count++]);
-        }
-    }
-    return count;
+    return ca_backward_plan_steps(info, attention, numbers, plan_step, steps);
 }

@@ -3,18 +3,12 @@
  * The variant mma, for many rows on devices with matrix units: attention/mma.cl, with
  * tiles of half types.
  */
+#include "attention/plan_mma.h"
+
 #include "attention/options.h"
 #include "attention/variants.h"
 
-/* The rule for the warps of a group. Devices with fewer work-items are refused. */
-#define WARPS   4
-#define THREADS (WARPS * 32)
-
-/* Rows of a warp's matrix tile. A warp has one or two. */
-#define TILE_ROWS 16
-
-/* Local memory that every device with matrix units gives a group. */
-#define LOCAL_BYTES (48 << 10)
+#define THREADS (CA_MMA_WARPS * CA_MMA_LANES)
 
 #define MAX_HEAD 256
 
@@ -24,6 +18,9 @@
 #define PANEL_COLUMNS    64
 #define LEAST_GROUP_KEYS 64
 #define MOST_GROUP_KEYS  128
+
+/* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
+#define MAX_STRIDE ((int64_t)1 << 22)
 
 enum { ROW_TILES, BLOCK_KEYS, STRIP_KEYS, RING_STAGES, GROUP_WARPS, QUERIES, TOGETHER };
 
@@ -39,9 +36,6 @@ static const ca_knob knobs_of_mma[] = {
     {NULL, {0}},
 };
 
-/* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
-#define MAX_STRIDE ((int64_t)1 << 22)
-
 static bool
 mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
@@ -49,16 +43,15 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
     return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS;
 }
 
-static bool
-rows_are_aligned(const ca_operand *operand)
+bool
+ca_mma_rows_are_aligned(const ca_operand *operand)
 {
     return ca_operand_is_wide(operand) && operand->row_stride <= MAX_STRIDE &&
            operand->row_stride >= -MAX_STRIDE;
 }
 
-/* Returns the next of a few head sizes, so that few programs are built. */
-static int64_t
-padded(int64_t head)
+int64_t
+ca_mma_padded_head(int64_t head)
 {
     static const int64_t sizes[] = {64, 80, 96, 128, 192};
     for (size_t n = 0; n < sizeof(sizes) / sizeof(sizes[0]); n++) {
@@ -97,21 +90,18 @@ typedef struct {
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
 
-/* True if a score is a scaled product, so that most strips look at no single key. */
-static bool
-is_plain(const ca_attention *attention)
+bool
+ca_mma_is_plain(const ca_attention *attention)
 {
     return !ca_attention_has(attention, CA_ATTENTION_MASK) &&
            !ca_attention_has(attention, CA_ATTENTION_BIAS) && ca_attention_softcap(attention) == 0;
 }
 
-/* Two tiles of rows halve the reads of keys and values. They need rows that fill them, and enough
-   groups for all units. */
-static bool
-fills_two_tiles(const ca_device_info *info, int64_t L, double heads)
+bool
+ca_mma_fills_two_tiles(const ca_device_info *info, int64_t length, double heads)
 {
-    double groups = heads * (double)ca_divide_up(L, 2 * WARPS * TILE_ROWS);
-    return L > WARPS * TILE_ROWS && groups >= (double)info->compute_units;
+    double groups = heads * (double)ca_divide_up(length, 2 * CA_MMA_WARPS * CA_MMA_TILE_ROWS);
+    return length > CA_MMA_WARPS * CA_MMA_TILE_ROWS && groups >= (double)info->compute_units;
 }
 
 /* Returns the shape of a group whose queries stay in registers. The ring of keys and values then takes
@@ -119,13 +109,13 @@ fills_two_tiles(const ca_device_info *info, int64_t L, double heads)
 static shape
 usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool fills_two)
 {
-    bool plain = is_plain(attention);
+    bool plain = ca_mma_is_plain(attention);
     bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
     bool fits = head <= TWO_TILES_HEAD || (plain && head <= TWO_TILES_PLAIN_HEAD && ample);
     int64_t tiles = fits && fills_two ? 2 : 1;
     bool wide = plain && (tiles == 1 || head <= TWO_TILES_WIDE_HEAD);
     return (shape){
-        .warps = WARPS,
+        .warps = CA_MMA_WARPS,
         .tiles = tiles,
         .stages = 3,
         .keys = MOST_KEYS,
@@ -171,7 +161,7 @@ static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {
     return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
-           attention->mods == NULL && attention->L > WARPS * TILE_ROWS &&
+           attention->mods == NULL && attention->L > CA_MMA_WARPS * CA_MMA_TILE_ROWS &&
            head <= most_grouped_head(attention) &&
            (multiplied(head, TOGETHER_WARPS) == head ||
             ca_attention_has(attention, CA_ATTENTION_MASK));
@@ -183,9 +173,9 @@ groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t he
 static shape
 grouped_shape(const ca_attention *attention, int64_t head)
 {
-    bool ample = head <= PANEL_COLUMNS && is_plain(attention);
+    bool ample = head <= PANEL_COLUMNS && ca_mma_is_plain(attention);
     return (shape){
-        .warps = head <= 128 ? WARPS : 2 * WARPS,
+        .warps = head <= 128 ? CA_MMA_WARPS : 2 * CA_MMA_WARPS,
         .tiles = 1,
         .stages = 2,
         .keys = ample ? MOST_GROUP_KEYS : LEAST_GROUP_KEYS,
@@ -195,7 +185,7 @@ grouped_shape(const ca_attention *attention, int64_t head)
 }
 
 /* Returns the local memory of a work-group of this shape. The emulation of matrix units takes a KiB of it
-   for each warp, and a device that needs the emulation has one KiB more for each of WARPS. */
+   for each warp, and a device that needs the emulation has one KiB more for each of CA_MMA_WARPS. */
 static int64_t
 local_bytes(const shape *s, const ca_device_info *info, const ca_attention *attention)
 {
@@ -203,8 +193,8 @@ local_bytes(const shape *s, const ca_device_info *info, const ca_attention *atte
     bool ample = s->queries == CA_QUERIES_IN_LOCAL_MEMORY && units && info->ample_local_memory;
     int64_t bytes = s->together > 1 && units && info->group_matrices ? CA_GROUP_LOCAL_BYTES
                     : ample                                          ? CA_AMPLE_LOCAL_BYTES
-                                                                     : LOCAL_BYTES;
-    return bytes - (units ? 0 : (s->warps - WARPS) << 10);
+                                                                     : CA_MMA_LOCAL_BYTES;
+    return bytes - (units ? 0 : (s->warps - CA_MMA_WARPS) << 10);
 }
 
 /* Halves the keys of a block until the group fits the local memory. Warps that multiply together score
@@ -225,7 +215,7 @@ fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, 
     E = multiplied(E, s->together);
     Ev = multiplied(Ev, s->together);
     int64_t bytes = local_bytes(s, info, attention);
-    int64_t queries = s->warps * s->tiles * TILE_ROWS * E * 2;
+    int64_t queries = s->warps * s->tiles * CA_MMA_TILE_ROWS * E * 2;
     int64_t block = s->stages * (E + Ev) * 2; /* for each key */
     int64_t left = bytes - (s->queries == CA_QUERIES_IN_LOCAL_MEMORY ? queries : 0);
     int64_t most = grouped ? MOST_GROUP_KEYS : MOST_KEYS;
@@ -234,7 +224,7 @@ fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, 
     }
     s->strip = grouped ? s->keys : ca_smaller(s->strip, ca_smaller(s->keys, WIDEST_STRIP));
     return s->keys * block <= left && queries <= bytes && s->warps % s->together == 0 &&
-           s->warps * 32 <= info->max_work_group;
+           s->warps * CA_MMA_LANES <= info->max_work_group;
 }
 
 /* Returns the rule's shape, of warps that multiply together or alone. */
@@ -242,7 +232,8 @@ static shape
 rule_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool together,
            double heads)
 {
-    shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
+    shape rule =
+        usual_shape(info, attention, head, ca_mma_fills_two_tiles(info, attention->L, heads));
     if (together) {
         rule = grouped_shape(attention, head);
     } else if (queries_move(info, attention, head, rule.tiles)) {
@@ -282,13 +273,13 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
 static void
 plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    int64_t E = padded(attention->E);
-    int64_t Ev = padded(attention->Ev);
+    int64_t E = ca_mma_padded_head(attention->E);
+    int64_t Ev = ca_mma_padded_head(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
     shape s = choose_shape(info, attention, E, Ev, ca_plan_items(plan));
-    plan->local_size = (size_t)s.warps * 32;
-    plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * TILE_ROWS);
-    plan->grid[4] = s.warps * 32;
+    plan->local_size = (size_t)s.warps * CA_MMA_LANES;
+    plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * CA_MMA_TILE_ROWS);
+    plan->grid[4] = s.warps * CA_MMA_LANES;
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_common(spec, attention);
@@ -297,10 +288,10 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "HEAD_EV", multiplied(Ev, s.together));
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
     ca_kernel_define(spec, "ALIGNED",
-                     rows_are_aligned(&attention->operands[CA_ATTENTION_QUERY]) &&
-                         ca_attention_keys_are(attention, rows_are_aligned));
+                     ca_mma_rows_are_aligned(&attention->operands[CA_ATTENTION_QUERY]) &&
+                         ca_attention_keys_are(attention, ca_mma_rows_are_aligned));
     ca_kernel_define(spec, "OUTPUT_ALIGNED",
-                     rows_are_aligned(&attention->operands[CA_ATTENTION_OUTPUT]));
+                     ca_mma_rows_are_aligned(&attention->operands[CA_ATTENTION_OUTPUT]));
     ca_plan_define_warp(spec, info, attention, s.together > 1);
     ca_kernel_define(spec, "WARPS", s.warps);
     ca_kernel_define(spec, "MT", s.tiles);
@@ -318,7 +309,7 @@ const ca_variant ca_variant_mma = {
     .max_value_head = MAX_HEAD,
     .takes = CA_COMMON_OPTIONS,
     .group = THREADS,
-    .local_memory = LOCAL_BYTES,
+    .local_memory = CA_MMA_LOCAL_BYTES,
     .multiplies_matrices = true,
     .can_run = mma_can_run,
     .fast = CA_FAST_WITH_MATRIX_UNITS,

@@ -21,9 +21,6 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 /* What follows a variant's word where CLATTN_KERNEL asks for the emulation of matrix units. */
 #define EMULATED "_emulated"
 
-/* Local memory that the emulation of matrix units adds to a kernel's own. */
-#define EMULATION_BYTES (4 << 10)
-
 /* ---- what a variant takes ---- */
 
 static bool
@@ -50,7 +47,7 @@ fits_device(const ca_variant *variant, const ca_device_info *info, const ca_atte
 {
     bool emulated = variant->multiplies_matrices && !ca_plan_has_matrix_units(info, attention);
     return info->max_work_group >= variant->group &&
-           info->local_memory >= variant->local_memory + (emulated ? EMULATION_BYTES : 0);
+           info->local_memory >= variant->local_memory + (emulated ? CA_EMULATION_BYTES : 0);
 }
 
 /* On a CPU such a variant runs only if it is forced, which shows that its numbers are right. */
@@ -160,7 +157,7 @@ refuse(const ca_variant *variant, ca_error *error)
         ca_strbuf_append(&text, ", on devices %s", variant->of_device);
     } else if (variant->local_memory > 0) {
         int64_t bytes =
-            variant->local_memory + (variant->multiplies_matrices ? EMULATION_BYTES : 0);
+            variant->local_memory + (variant->multiplies_matrices ? CA_EMULATION_BYTES : 0);
         ca_strbuf_append(&text,
                          ", on devices with groups of %lld work-items and %lld KiB of "
                          "local memory",
@@ -295,9 +292,8 @@ make_plan(const ca_device_info *seen, const ca_attention *attention, int row,
     }
 }
 
-/* Limit what a device looks like. */
-static void
-limit(ca_device_info *info, const ca_plan_limits *limits)
+void
+ca_variant_limit(ca_device_info *info, const ca_plan_limits *limits)
 {
     info->max_work_group = ca_smaller(info->max_work_group, limits->group);
     if (limits->local_memory < info->local_memory) {
@@ -351,7 +347,7 @@ ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
 {
     ca_device_info limited;
     ca_forced_limit(forced, info, &limited);
-    limit(&limited, limits);
+    ca_variant_limit(&limited, limits);
     if (!takes(plan->variant, &limited, attention)) {
         return false;
     }
@@ -364,7 +360,7 @@ ca_attention_plan_scores(const ca_device_info *info, const ca_attention *attenti
                          const ca_plan_limits *limits, int variant, ca_attention_plan *plan)
 {
     ca_device_info limited = *info;
-    limit(&limited, limits);
+    ca_variant_limit(&limited, limits);
     int row = scorer_of(variant);
     if (!attends(variants[row], &limited, attention)) {
         return false;

@@ -60,6 +60,9 @@ typedef struct {
     const ca_knob *knobs; /* what the tuner may choose in the plan; NULL: nothing */
 } ca_variant;
 
+/* Local memory that the emulation of matrix units adds to a kernel's own. */
+#define CA_EMULATION_BYTES (4 << 10)
+
 /* Kernels for matrix units count rows and keys in 32 bits. */
 #define CA_MATRIX_MAX_ROWS ((int64_t)1 << 28)
 
@@ -99,6 +102,9 @@ ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *fo
 /* Choose that variant, without a plan: *row becomes its row in the table. */
 ca_status ca_attention_choose(const ca_device_info *info, const ca_forced *forced,
                               const ca_attention *attention, int *row, ca_error *error);
+
+/* Limit what a device looks like. */
+void ca_variant_limit(ca_device_info *info, const ca_plan_limits *limits);
 
 /* Plan the problem again by the variant plan->variant, within limits of its kernels. False if the
    variant has no plan within them. */

@@ -86,20 +86,6 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
 #endif
 }
 
-/* Writes a pair of numbers to two columns of a row, those that are among `columns`. */
-INLINED void
-write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
-{
-    if (OUTPUT_ALIGNED && columns > 0) {
-        *(__global uint *)to = pair;
-    } else if (columns > 0) {
-        to[0] = (ushort)pair;
-        if (columns > 1) {
-            to[stride] = (ushort)(pair >> 16);
-        }
-    }
-}
-
 /* Divides each row of a warp by the sum of the row's weights, and writes the row. */
 INLINED void
 write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,

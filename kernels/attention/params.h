@@ -118,7 +118,8 @@ typedef struct {
 #define CA_BACKWARD_CLEAR    8u
 #define CA_BACKWARD_CAPTURED 9u
 #define CA_BACKWARD_TOTAL    10u
-/* Steps of attention_cpu_backward. attention_tiled_backward has the first one, and QUERY and KEY. */
+/* Steps of attention_cpu_backward. attention_tiled_backward has the first one, and QUERY and KEY, as
+   attention_mma_backward has. */
 #define CA_BACKWARD_NUMBERS   11u /* of rows: base, sum and delta */
 #define CA_BACKWARD_GRADIENTS 12u /* of query, key and value */
 #define CA_BACKWARD_PARTS     13u /* the sums of the query's gradients */

@@ -44,47 +44,20 @@
 
 #if STEP != CA_BACKWARD_NUMBERS
 
-/* --- what a gradient is summed over -------------------------------------------------- */
-
-/* True if a gradient of this step is summed over leading dimension d. */
-INLINED bool
-is_summed(const ca_attention_params *params, int d)
-{
-#if OWNS_KEYS
-    return (USES(params, GRAD_KEY) && VIEW(params, GRAD_KEY)->batch[d] == 0) |
-           (USES(params, GRAD_VALUE) && VIEW(params, GRAD_VALUE)->batch[d] == 0);
-#else
-    return VIEW(params, GRAD_QUERY)->batch[d] == 0;
-#endif
-}
-
-/* Finds the tile of this work-group, and the sizes of the leading dimensions that are summed over. The last rows
-   and the first keys come first: below a causal diagonal they have the most pairs. */
+/* Finds the places of the tile's gradients. */
 INLINED void
-find_own(own_tile *own, ca_int64 *summed)
+find_results(own_tile *own)
 {
     const ca_attention_params *params = own->call->params;
-    const int length = OWNS_KEYS ? (int)params->T : (int)params->L;
-    const int tiles = (length + BM - 1) / BM;
-    const ca_int64 group = group_of(params);
-    const ca_int64 linear = ca_divide(group, tiles);
-    const int number = (int)(group - linear * tiles);
-    ca_int64 sizes[CA_BATCH_DIMS];
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        summed[d] = is_summed(params, d) ? params->batch[d] : 1;
-        sizes[d] = is_summed(params, d) ? 1 : params->batch[d];
-    }
-    ca_unravel(linear, sizes, own->batch);
-    own->first = (OWNS_KEYS ? number : tiles - 1 - number) * BM;
-    own->count = min(BM, length - own->first);
     if (own->item == 0) {
         set_place(&own->places[OF_FIRST],
                   USES(params, GRAD_VALUE) ? VIEW(params, GRAD_VALUE)
                   : OWNS_KEYS              ? VIEW(params, GRAD_KEY)
                                            : VIEW(params, GRAD_QUERY),
-                  own->batch, own->first);
+                  own->batch, own->range.first);
         if (IS_SECOND_TOO(params)) {
-            set_place(&own->places[OF_SECOND], VIEW(params, GRAD_KEY), own->batch, own->first);
+            set_place(&own->places[OF_SECOND], VIEW(params, GRAD_KEY), own->batch,
+                      own->range.first);
         }
     }
 }
@@ -100,28 +73,19 @@ add_head(own_tile *own, const ca_int64 *batch, __local batch_shift *shift, real 
     find_places(own, batch);
     const batch_sequence sequence = sequence_of_group(call, batch, shift);
     const score_bounds bounds = bounds_of(&sequence);
-    const int from = own->first;
-    const int to = from + own->count;
-#if OWNS_KEYS
-    const int last = min(to, bounds.limit) - 1; /* key that may be attended to */
-    const int start = max(0, from - bounds.upper);
-    const int end = last >= from ? min((int)call->params->L, last - bounds.lower + 1) : start;
-#else
-    const int start = max(0, from + bounds.lower);
-    const int end = min(bounds.limit, to + bounds.upper);
-    load_numbers(own, from, own->count);
+    const line_range others = others_of(own->range, call->params, &bounds);
+#if !OWNS_KEYS
+    load_numbers(own, own->range);
 #endif
-    PLAIN_FOR (int at = start; at < end; at += BN) {
+    PLAIN_FOR (int at = others.first; at < others.end; at += BN) {
         pair_block block;
-        const int others = min(BN, end - at);
-        find_block(&block, call, batch, &sequence, OWNS_KEYS ? at : from,
-                   OWNS_KEYS ? others : own->count, OWNS_KEYS ? from : at,
-                   OWNS_KEYS ? own->count : others);
+        const line_range these = {at, min(at + BN, others.end)};
+        find_block(&block, call, batch, &sequence, own->range, these);
         if (block.known == CA_BLOCK_EMPTY) { /* so it is for the whole group */
             continue;
         }
 #if OWNS_KEYS
-        load_numbers(own, at, others);
+        load_numbers(own, these);
 #endif
         add_pairs(own, &block, first, second);
     }
@@ -136,7 +100,7 @@ write_sums(const own_tile *own, __global storage *array, __local const matrix_pl
     bool finite = true;
     UNROLLED_FOR (int m = 0; m < MI; m++) {
         const int r = own->ty + TY * m;
-        if (r >= own->count) {
+        if (r >= own->range.end - own->range.first) {
             continue;
         }
         __global storage *to = array + place->offset + r * place->row;
@@ -171,18 +135,16 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled_backward(ATTENTION_ARGUMENTS)
     __local ca_view views[HEAD_PLACES];
     __local matrix_place places[PLACES];
     own_tile own = {&call, tile, shared, numbers, &empty, views, places};
-    ca_int64 summed[CA_BATCH_DIMS];
+    divided_batch divided;
     real first[MI * NC] = {REAL(0.0)};
     real second[MI * NC] = {REAL(0.0)};
     start_own(&own);
-    find_own(&own, summed);
-    const ca_int64 heads = summed[0] * summed[1] * summed[2];
+    own.range = find_own_tile(&params, group_of(&params), BM, own.batch, &divided);
+    find_results(&own);
+    const ca_int64 heads = count_of(divided.shared);
     PLAIN_FOR (ca_int64 n = 0; n < heads; n++) {
         ca_int64 batch[CA_BATCH_DIMS];
-        ca_unravel(n, summed, batch);
-        for (int d = 0; d < CA_BATCH_DIMS; d++) {
-            batch[d] += own.batch[d];
-        }
+        find_entry(&divided, own.batch, n, batch);
         add_head(&own, batch, &shift, first, second);
     }
     bool finite =

@@ -5,10 +5,10 @@ import clattn
 import numpy as np
 import pytest
 from references import attention, dropout
-from references.attention import DTYPES, compute_dtype, float32, float64
+from references.attention import DTYPES, compute_dtype, float16, float32, float64
 from references.gradients import NAMES, backward_in
 from support.data import draw, qkv, sdpa
-from support.gradients import FASTEST, REFERENCE, TILED, backward, check_backward, grads
+from support.gradients import FASTEST, MMA, REFERENCE, TILED, backward, check_backward, grads
 from support.layouts import negative_rows, sliced
 from support.loops import looped
 from support.variants import force
@@ -25,6 +25,15 @@ def kernel(request):
         return None
     force(request.getfixturevalue("monkeypatch"), request.param)
     return request.param
+
+
+# For tests that ask `dtype_of` for a dtype.
+with_mma = pytest.mark.parametrize("kernel", [FASTEST, REFERENCE, TILED, MMA], indirect=True)
+
+
+def dtype_of(kernel):
+    """The dtype of most calls: a half type where the kernel takes no other."""
+    return float16 if kernel == "mma" else float32
 
 
 # For tests that tell little of a kernel's products, and would build many programs of tiled.
@@ -108,10 +117,11 @@ def test_shapes(device, dtype, shape):
                    grad_lse=draw(G.shape[:-1], wide, 9))  # fmt: skip
 
 
-def test_lengths_about_those_of_tiles(device):
+@with_mma
+def test_lengths_about_those_of_tiles(device, kernel):
     for L in (1, 15, 17, 65, 129):
         for S in (1, 15, 17, 65, 129):
-            q, k, v = qkv((1, 1), L=L, S=S, E=3, Ev=5)
+            q, k, v = qkv((1, 1), L=L, S=S, E=3, Ev=5, dtype=dtype_of(kernel))
             check_backward(grads(q, k, v), q, k, v, device=device, is_causal="lower_right")
             if L == 129:
                 check_backward(grads(q, k, v), q, k, v, device=device, window=(9, 5))
@@ -169,10 +179,13 @@ def test_a_mask_of_any_strides(device):
         check_backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
 
 
-def test_grouped_heads(device):
-    q, k, v = (draw(s, seed=n) for n, s in enumerate([(2, 6, 9, 2), (2, 2, 12, 2), (2, 2, 12, 5)]))
+@with_mma
+def test_grouped_heads(device, kernel):
+    dtype, shapes = dtype_of(kernel), [(2, 6, 9, 2), (2, 2, 12, 2), (2, 2, 12, 5)]
+    q, k, v = (draw(s, dtype, n) for n, s in enumerate(shapes))
     for options in ({}, {"is_causal": True, "softcap": 1.0, "sinks": draw((6,))}):
-        check_backward(draw((2, 6, 9, 5)), q, k, v, device=device, enable_gqa=True, **options)
+        check_backward(draw((2, 6, 9, 5), dtype), q, k, v, device=device, enable_gqa=True,
+                       **options)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -404,9 +417,10 @@ def test_weights_of_huge_scores_sum_to_one(device, low):
     close(got[3], [-4 / 3, 8 / 3])
 
 
-def test_large_scores_of_many_keys(device):
+@with_mma
+def test_large_scores_of_many_keys(device, kernel):
     """A float has no room for the logarithm of the sum of their weights."""
-    q, k, v = qkv((1, 2), L=40, S=433, E=16)
+    q, k, v = qkv((1, 2), L=40, S=433, E=16, dtype=dtype_of(kernel))
     q += 30
     k = k / 10 + 30
     for options in ({}, {"is_causal": True, "sinks": draw((2,))}):
@@ -495,11 +509,12 @@ def test_dropping_everything(device):
     assert not np.concatenate([got[n] for n in (0, 1, 2, 4)]).any()
 
 
+@with_mma
 def test_the_same_bits(device, kernel):
-    q, k, v = qkv((2, 4), L=65, S=130, E=32)
+    q, k, v = qkv((2, 4), L=65, S=130, E=32, dtype=dtype_of(kernel))
     mask = draw((130,))
     first, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
-    for _ in range(2 if kernel == "tiled" else 10):
+    for _ in range(2 if kernel in ("tiled", "mma") else 10):
         again, _ = backward(grads(q, k, v), q, k, v, device=device, attn_mask=mask)
         assert_same(again, first)
         np.testing.assert_array_equal(again.attn_mask, first.attn_mask)

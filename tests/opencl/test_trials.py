@@ -15,10 +15,10 @@ UNKNOWN = {"FAULTS_UNKNOWN": "1", "CLATTN_TRIALS": "here"}
 # The kernel of gradients, what says that it is used, and what in its text is wrong then.
 WRONG = {
     "tiled": ("attention_tiled_backward", GPU,
-              "weight * (grad - delta) * slope", "weight * grad * slope"),
+              "weight * (grad - numbers[a].delta) * slope", "weight * grad * slope"),
     "tiled, a lost remainder": ("attention_tiled_backward", GPU,
-                                "const int others = min(BN, end - at);",
-                                "const int others = BN; if (at + BN > end) break;"),
+                                "these = {at, min(at + BN, others.end)};",
+                                "these = {at, at + BN}; if (at + BN > others.end) break;"),
     "cpu": ("attention_cpu_backward", UNKNOWN,
             "grad = weight * (grad - of->delta[v]) * scale;", "grad = weight * grad * scale;"),
     "cpu, blocks of keys": ("attention_cpu_backward", UNKNOWN,

@@ -167,20 +167,60 @@ assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).ke
 
 
 # A mask, rows without a key, and two heads that share their keys.
-GRADIENTS = """
-from support.gradients import check_backward
+TILED_GRADIENTS = """
 shapes = (1, 2, 18, 8), (1, 1, 20, 8), (1, 1, 20, 8)
 check_backward(draw((1, 2, 18, 8)), *map(draw, shapes), device=device, enable_gqa=True,
                is_causal=True, query_offset=-2, attn_mask=mask_of_bool[:18, :20])
-steps = [macros for kernel, macros in machine.launched if kernel == "attention_tiled_backward"]
-assert {macros["STEP"] for macros in steps} == {"3", "4", "11"}, machine.launched
-listed = {m.partition("=")[0] for m in table.MACROS["attention/tiled_backward.cl"].split()}
-assert all(macros.keys() == listed for macros in steps)
+assert steps_of("tiled_backward") == {"3", "4", "11"}, machine.launched
+"""
+# Some macros of the step that owns keys, and a call. Three blocks of rows of two heads that share
+# keys; two tiles of a warp; 32 lines that a warp takes together; parts of heads, not aligned.
+MMA_GRADIENTS = (
+    ("DTYPE=1 HEAD_E=64 MT=1 BN=32 STRIP=32",
+        "draw((1, 2, 70, 64), float16), *halves((1, 1), 70, 140, 64)[1:], enable_gqa=True,"
+        "is_causal='lower_right', grad_lse=draw((1, 2, 70), seed=5)"),
+    ("DTYPE=2 HEAD_E=64 MT=2 STRIP=16", "*qkv((1, 8), 20, 65, 64, dtype=bfloat16)"),
+    ("DTYPE=2 HEAD_E=128 MT=1 BN=32 STRIP=32",
+        "*qkv((1, 1), 70, 40, 128, dtype=bfloat16), window=(20, 30)"),
+    ("DTYPE=1 HEAD_E=80 HEAD_EV=64 STRIP=16 ALIGNED=0 OUTPUT_ALIGNED=0",
+        "*halves((1, 1), 20, 40, 69, 21), softcap=3.0, attn_mask=mask_of_bool[:20, :40]"),
+)  # fmt: skip
+CHECK_MMA_GRADIENTS = """
+arguments, options = parse({arguments})
+machine.launched.clear()
+G = draw((*arguments[0].shape[:-1], arguments[2].shape[-1]), arguments[0].dtype, 7)
+check_backward(G, *arguments, device=device, **options)
+assert steps_of("mma_backward") == {{"3", "4"}}, machine.launched
+assert steps_of("tiled_backward") == {{"11"}}, machine.launched
+macros = dict(machine.launched)["attention_mma_backward"]
+assert {macros}.items() <= macros.items(), macros
+assert not any(m.bank_conflicts for m in machine.machines.values())
+"""
+
+GRADIENTS = """
+from support.gradients import check_backward
+
+def parse(*arguments, **options):
+    return arguments, options
+
+def steps_of(kernel):
+    steps = [macros for name, macros in machine.launched if name == "attention_" + kernel]
+    listed = {m.partition("=")[0] for m in table.MACROS[f"attention/{kernel}.cl"].split()}
+    assert all(macros.keys() == listed for macros in steps), steps
+    return {macros["STEP"] for macros in steps}
 """
 
 
 def test_gradients(library):
-    run_on_machine(library, ARRAYS + GRADIENTS, kernel="tiled")
+    run_on_machine(library, ARRAYS + GRADIENTS + TILED_GRADIENTS, kernel="tiled")
+
+
+def test_gradients_on_matrix_units(library):
+    code = "".join(
+        CHECK_MMA_GRADIENTS.format(arguments=arguments, macros=dict(m.split("=") for m in macros))
+        for macros, arguments in ((given.split(), call) for given, call in MMA_GRADIENTS)
+    )
+    run_on_machine(library, ARRAYS + GRADIENTS + code, kernel="mma")
 
 
 # Every other 128 keys lie in empty blocks. The table then changes, so that the mask would allow
@@ -357,3 +397,41 @@ print(json.dumps(outcomes))
     outcomes = json.loads(said.splitlines()[-1])
     for name, (_, words) in faults.items():
         assert words in outcomes.get(name, "nothing was found"), name
+
+
+# Faults of gradients. The barriers before the last one: of heads that share a tile, and OF_OFFSETS.
+FAULTS_OF_GRADIENTS = {
+    "wait": ((r"wait_group 0", "wait_group 1"), "a copy is on its way"),
+    "set": (without(r"cp\.async\.commit_group;", 1), "a copy is on its way"),
+    "tile of the head before": (without(r"bar\.sync\s+0;", 0), "a race"),
+    "block": (without(r"bar\.sync\s+0;", 1 + OF_OFFSETS), "a race"),
+    "beyond the last row": ((r"(cp\.async\.cg.*, 16), %\w+", r"\1, 16"), "out of bounds"),
+    "rows of A": FAULTS["rows of A"],
+    "columns": FAULTS["columns"],
+    "order of halves": FAULTS["order of halves"],
+}
+
+
+def test_faults_of_gradients_are_found(library):
+    code = f"""
+import json
+q, (k, v) = draw((1, 2, 70, 64), float16), halves((1, 1), 70, 20, 64)[1:]
+G, options = draw((1, 2, 70, 64), float16, 5), {{"device": device, "enable_gqa": True}}
+given = (G, q, k, v, *sdpa(q, k, v, return_lse=True, **options))
+right = clattn.scaled_dot_product_attention_backward(*given, **options)
+machine.edited_name = "mma_backward"
+outcomes = {{}}
+for name, edit in { ({name: edit for name, (edit, _) in FAULTS_OF_GRADIENTS.items()}) }.items():
+    machine.edit = edit
+    try:
+        got = clattn.scaled_dot_product_attention_backward(*given, **options)
+        for one, other in zip(got[:3], right[:3]):
+            np.testing.assert_array_equal(one, other, "error")
+    except Exception as error:
+        outcomes[name] = machine.refusal or str(error)
+print(json.dumps(outcomes))
+"""
+    said = run_on_machine(library, ARRAYS + code, kernel="mma").stdout
+    outcomes = json.loads(said.splitlines()[-1])
+    for name, (_, words) in FAULTS_OF_GRADIENTS.items():
+        assert words in outcomes.get(name, "nothing was found"), (name, outcomes.get(name))

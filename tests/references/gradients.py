@@ -12,7 +12,8 @@ dropout keeps each weight (0, or 1 / (1 - p)):
     dsink = - sum of P_sink delta
 
 `judged` says how far a kernel may be off, as in `references.attention`: by the error of the same
-formulas in the kernel's own precision, with the output that the forward pass has stored.
+formulas in the kernel's own precision, with the output that the forward pass has stored. Kernels on
+matrix units round the factors D P and scale dZ to the half type.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from clattn._commands.rounding import explained, score_gradient_errors
 from references.attention import (
     RMS_FACTOR,
     RMS_NUMBERS,
+    RMS_ROWS,
     Allowed,
     cast,
     compute_dtype,
@@ -61,6 +63,7 @@ class Pass:
     kept: np.ndarray  # their factors by dropout
     product: np.ndarray  # kept * (G V^T)
     delta: np.ndarray  # (..., Hq, L, 1)
+    factors: tuple  # of the last products: scale dZ and D P
     grad: np.ndarray
     sink: np.ndarray  # the weight of the sink, (..., Hq, L, 1)
     steps: object  # of the forward pass
@@ -90,8 +93,11 @@ def of_sinks(terms):
 
 
 def backward_in(dtype, grad_output, query, key, value, *, grad_lse=None, output=None,
-                dropout_p=0.0, seed=0, **options):  # fmt: skip
-    """The backward pass in `dtype`. `output` is what the forward pass has stored; None: exact."""
+                factors_dtype=None, dropout_p=0.0, seed=0, **options):  # fmt: skip
+    """The backward pass in `dtype`. `output` is what the forward pass has stored; None: exact.
+
+    With `factors_dtype` the factors of the last products are rounded to this type.
+    """
     steps = steps_in(dtype, query, key, value, **options)
     grad = cast(grad_output, dtype)
     kept = np.ones((), dtype)
@@ -111,7 +117,11 @@ def backward_in(dtype, grad_output, query, key, value, *, grad_lse=None, output=
     if softcap := options.get("softcap", 0.0):
         z = steps.query @ np.swapaxes(steps.key, -1, -2) * dtype.type(steps.scale)
         slope = 1 - np.tanh(z / dtype.type(softcap)) ** 2
-    at_products = at_scores * slope * dtype.type(steps.scale)
+    at_products, kept_weights = at_scores * slope * dtype.type(steps.scale), kept * steps.weights
+    if factors_dtype is not None:
+        with np.errstate(over="ignore"):
+            at_products = at_products.astype(factors_dtype).astype(dtype)
+            kept_weights = kept_weights.astype(factors_dtype).astype(dtype)
     gqa = options.get("enable_gqa", False)
     sink = np.zeros_like(delta)
     if (sinks := options.get("sinks")) is not None:
@@ -121,11 +131,12 @@ def backward_in(dtype, grad_output, query, key, value, *, grad_lse=None, output=
     gradients = Gradients(
         summed(at_products @ steps.key, query.shape),
         of_heads(np.swapaxes(at_products, -1, -2) @ steps.query, key, gqa),
-        of_heads(np.swapaxes(kept * steps.weights, -1, -2) @ grad, value, gqa),
+        of_heads(np.swapaxes(kept_weights, -1, -2) @ grad, value, gqa),
         None if mask is None or mask.dtype == bool else summed(at_scores, mask.shape),
         None if sinks is None else -of_sinks(sink * delta),
     )  # fmt: skip
-    return Pass(gradients, steps.weights, kept, product, delta, grad, sink, steps)
+    factors = at_products, kept_weights
+    return Pass(gradients, steps.weights, kept, product, delta, factors, grad, sink, steps)
 
 
 def units_of(right, relative, dtype, stored, options, shapes):
@@ -163,6 +174,24 @@ def units_of(right, relative, dtype, stored, options, shapes):
             for u in units]  # fmt: skip
 
 
+def rounding_units(right, dtype, options, shapes):
+    """How far rounding the factors to a half type moves each gradient, to first order.
+
+    A light factor loses half the smallest number of the type.
+    """
+    gqa = options.get("enable_gqa", False)
+    least = smallest_normal(dtype) * eps(dtype)
+    products, weights = (np.maximum(eps(dtype) * np.abs(f), least) ** 2 for f in right.factors)
+    query, key = (np.nan_to_num(a.astype(float64)) for a in (right.steps.query, right.steps.key))
+    grad = np.nan_to_num(right.grad.astype(float64))
+    squares = (
+        summed(products @ key**2, shapes["query"].shape),
+        of_heads(np.swapaxes(products, -1, -2) @ query**2, shapes["key"], gqa),
+        of_heads(np.swapaxes(weights, -1, -2) @ grad**2, shapes["value"], gqa),
+    )
+    return [np.sqrt(s.astype(float64)) / 2 for s in squares]
+
+
 class Judged(NamedTuple):
     """The right gradients, and how far a kernel may be from each."""
 
@@ -170,11 +199,13 @@ class Judged(NamedTuple):
     allowed: list
 
 
-def judged(grad_output, query, key, value, output, *, of_call=True, **options):
+def judged(grad_output, query, key, value, output, *, of_call=True, rounds_factors=False,
+           **options):  # fmt: skip
     """The right gradients and what rounding explains, as `references.attention.judged`.
 
     `of_call`: the forward pass of these arguments gave `output`. Else it is any array, and what is
-    right is made of it.
+    right is made of it. With `rounds_factors` the kernel rounds the factors of the last products to
+    the query's dtype.
     """
     dtype, compute = query.dtype, compute_dtype(query.dtype)
     with np.errstate(all="ignore"):
@@ -186,9 +217,15 @@ def judged(grad_output, query, key, value, output, *, of_call=True, **options):
         relative = relative_error(compute, most, softcap=options.get("softcap", 0.0))
         arrays = {"query": query, "key": key, "value": value} | options
         units = units_of(right, relative, dtype, output.dtype, options, arrays)
+        rounded, by_rounding = near, None
+        if rounds_factors:
+            rounded = backward_in(compute, grad_output, query, key, value, output=output,
+                                  factors_dtype=dtype, **options)  # fmt: skip
+            units_of_factors = rounding_units(right, dtype, options, arrays)
+            by_rounding = dict(zip(NAMES[:3], units_of_factors, strict=True))
         allowed = []
-        for name, exact, plain, unit in zip(
-            NAMES, right.gradients, near.gradients, units, strict=True
+        for name, exact, plain, other, unit in zip(
+            NAMES, right.gradients, near.gradients, rounded.gradients, units, strict=True
         ):
             if exact is None:
                 allowed.append(None)
@@ -197,9 +234,13 @@ def judged(grad_output, query, key, value, output, *, of_call=True, **options):
             unit = unit + smallest_normal(compute)
             arithmetic = explained(exact, plain, unit)
             each = half_step(exact, own) + arithmetic
-            if np.dtype(own).itemsize > 2 or exact.size < RMS_NUMBERS:
+            enough = exact.size >= RMS_NUMBERS
+            if by_rounding is not None and name in by_rounding:
+                each = each + explained(plain, other, by_rounding[name] + smallest_normal(compute))
+                enough = enough and np.prod(exact.shape[:-1]) >= RMS_ROWS
+            if np.dtype(own).itemsize > 2 or not enough:
                 allowed.append(Allowed(each))
             else:
-                error = plain.astype(own).astype(float64) - exact
+                error = other.astype(own).astype(float64) - exact
                 allowed.append(Allowed(each, RMS_FACTOR * rms(error) + rms(arithmetic)))
     return Judged(right.gradients, allowed)

@@ -84,3 +84,15 @@ def weights_are_rounded(result, call):
     call()
     variants = {variant_of(*entry[:2]) for entry in clattn._core.launched()}
     return any(dtype in ROUND_WEIGHTS.get(variant, ()) for variant in variants)
+
+
+def factors_are_rounded(device, dtype, call):
+    """Whether `call()`, a backward pass of the dtype, runs on matrix units, or their emulation."""
+    word = FORCED.words[0]
+    forced_mma = word.removesuffix("_emulated") == "mma"
+    chosen = device.type != "cpu" and (not word or word.startswith("-"))
+    if dtype not in (float16, bfloat16) or not (forced_mma or chosen):
+        return False
+    clattn._core.launched()
+    call()
+    return any(kernel == "attention_mma_backward" for kernel, *_ in clattn._core.launched())

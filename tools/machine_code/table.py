@@ -44,11 +44,10 @@ STEPS = {
 }
 
 
-def step(name):
-    """Macros of a step."""
+def step(name, *more, mask_dtype=0):
+    """Macros of a step of a call that asks for these options."""
     number, *names = STEPS[name]
-    options = sum(1 << BITS[one] for one in names)
-    return f"STEP={number}", f"OPTIONS={options}", f"ARRAYS={len(names)}"
+    return f"STEP={number}", *uses(*names, *more, mask_dtype=mask_dtype)
 
 
 TILING = "TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 ENDS_IN_LOCAL=0 SUB_GROUP=0"
@@ -61,6 +60,8 @@ MACROS = {
     "SUB_GROUP=0 STEP=4",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
+    "attention/mma_backward.cl": f"{SIZES} WARPS=4 MT=1 STAGES=2 BN=32 STRIP=16 ALIGNED=0 "
+    "OUTPUT_ALIGNED=0 WARP=1 STEP=4",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 "
     "WARP_SHUFFLES=1 SUB_GROUP=0",
@@ -101,6 +102,16 @@ def grouped_mma(dtype, size, warps, keys, *more):
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"STRIP={keys}")
     more = ("WARP=2", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
     return Row("attention/mma.cl", (*macros, *more), (RETARGETED,))
+
+
+def mma_backward(dtype, size, name, tiles, keys, *more, mask_dtype=0):
+    """A row of attention_mma_backward, as csrc/attention/backward_mma.c makes it."""
+    wide = tiles == 1 and (not more or size <= 64)
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}")
+    macros = (*macros, f"STRIP={keys if wide else 16}", *ALIGNED)
+    architectures = BOTH if 2 * 2 * size * (tiles * 64 + 2 * keys) <= 48 << 10 else ("sm_90",)
+    return Row("attention/mma_backward.cl", (*macros, *step(name, *more, mask_dtype=mask_dtype)),
+               architectures)  # fmt: skip
 
 
 def decode_mma(dtype, size, value_size, *more):
@@ -162,6 +173,18 @@ NVIDIA = [
         )
         for dtype, size, chunk in ((3, 64, 64), (1, 128, 32))
         for name in STEPS
+    ],
+    *[
+        mma_backward(dtype, size, name, tiles, keys)
+        for dtype in (1, 2)
+        for size, tiles, keys in ((64, 2, 32), (96, 1, 32), (128, 1, 16), (128, 1, 32))
+        for name in ("QUERY", "KEY")
+    ],
+    *[mma_backward(1, 64, name, 1, 32, "MASK") for name in ("QUERY", "KEY")],
+    *[mma_backward(2, 128, name, 1, 32, "MASK") for name in ("QUERY", "KEY")],
+    *[
+        mma_backward(1, 64, name, 1, 32, "MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1)
+        for name in ("QUERY", "KEY")
     ],
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     Row("probe/exchange.cl", (), BOTH),

@@ -64,7 +64,8 @@ class Device:
     """The device, in this process and before clattn opens any other.
 
     `library` is the loader, built. `edit`, to see faults, is a regular expression and what
-    to put in its place in the PTX of all kernels but the probe.
+    to put in its place in the PTX of all kernels but the probe, or of those that have `edited_name`
+    in their names.
     """
 
     def __init__(self, library):
@@ -73,6 +74,7 @@ class Device:
         memory = os.environ.get("CLATTN_MEMORY") or "host"  # where buffers are as long as arrays
         drivers.discover = lambda: ((), (os.fsencode(library),), None, memory)
         self.edit = None
+        self.edited_name = ""
         self.library = ctypes.CDLL(library)
         self.function = LAUNCH(self.launch)
         ctypes.c_void_p.in_dll(self.library, "machine_launch").value = ctypes.cast(
@@ -140,7 +142,7 @@ class Device:
 
     def edited(self, source, macros, name):
         text = self.ptx(source, macros, name)
-        if self.edit is None or name.startswith("probe"):
+        if self.edit is None or name.startswith("probe") or self.edited_name not in name:
             return text
         pattern, new = self.edit
         changed = re.sub(pattern, new, text)
