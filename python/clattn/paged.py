@@ -256,7 +256,7 @@ class PagedKVCache:
                 self._pages.check(sequence, f"sequences[{place}]")
                 found.append(draft.extend(sequence, count, f"sequences[{place}]"))
             places = np.concatenate(found, dtype=np.int64) if found else np.zeros(0, np.int64)
-            moves = np.array(draft.copies, np.int64).reshape(-1, 2).T.ravel()
+            moves = draft.moves()
             for rows, given in ((self._key, keys), (self._value, values)):
                 if moves.size > 0:
                     rows.copy(moves)
