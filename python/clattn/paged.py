@@ -10,7 +10,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import FLOATS
-from clattn._arguments.integers import head_size_of, integers, size
+from clattn._arguments.integers import counts_of, head_size_of, size
 from clattn._caches.pages import PagedSequence, Pages
 from clattn._caches.rows import Rows, kept_as
 from clattn._host.fork import call_in_children
@@ -248,7 +248,7 @@ class PagedKVCache:
             raise ValueError(
                 f"value has {values.shape[0]} rows; expected {keys.shape[0]}, as many as key"
             )
-        counts = _counts(cu_seq, "cu_seq", len(listed), keys.shape[0], "key")
+        counts = counts_of(cu_seq, "cu_seq", len(listed), keys.shape[0], "key")
 
         def work(draft: Draft) -> None:
             found = []
@@ -338,7 +338,7 @@ class PagedKVCache:
         """
         listed = self._listed(sequences)
         rows = self._rows_of(query)
-        counts = _counts(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
+        counts = counts_of(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
         mods = None if score_mod is None else trace_mods(score_mod, None, query)
         with self._changing:  # until the device has the call, no page goes to another sequence
             table, lengths = self._snapshot(listed)
@@ -376,8 +376,8 @@ class PagedKVCache:
         shape = tuple(getattr(query, "shape", ()))
         if len(shape) != 3 or shape[2] != self.head_size:
             raise ValueError(
-                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple of "
-                f"the cache's {self.num_kv_heads} heads"
+                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple "
+                f"of the cache's {self.num_kv_heads} heads"
             )
         return int(shape[0])
 
@@ -574,31 +574,6 @@ class PagedKVCache:
 
 
 _caches: weakref.WeakSet[PagedKVCache] = weakref.WeakSet()
-
-
-def _counts(cu_seq: Any, name: str, sequences: int, rows: int, of: str) -> list[int]:
-    """Return how many of the rows belong to each sequence."""
-    if cu_seq is None:
-        count = rows // sequences if sequences else 0
-        if count * sequences != rows:
-            raise ValueError(
-                f"{of} has {rows} rows for {sequences} sequences; expected as many for each, or "
-                f"{name}"
-            )
-        return [count] * sequences
-    ends = integers(cu_seq, name)
-    counts = np.diff(ends)
-    if ends.size != sequences + 1:
-        raise ValueError(
-            f"{name} has shape {ends.shape}; expected ({sequences + 1},), one more than sequences"
-        )
-    if ends[0] != 0 or (counts < 0).any() or ends[-1] > rows:
-        raise ValueError(
-            f"{name} is {ends.tolist()!r:.80}; expected offsets from 0 to at most {rows}, the rows "
-            f"of {of}, that never fall"
-        )
-    found: list[int] = counts.tolist()
-    return found
 
 
 def _renew_locks() -> None:
