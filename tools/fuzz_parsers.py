@@ -5,8 +5,8 @@
 
 The target `files` fuzzes C (tools/fuzz/files.c, libFuzzer): files of the kernel cache, words for
 devices, and limits. The other targets fuzz Python calls (tools/fuzz/inputs.py, atheris):
-`arguments` of every operator, `cache` the methods of KVCache, `capsules` those of DLPack, `words`
-for devices and in variables, and `winners` the tuner's files.
+`arguments` of every operator, `cache` the methods of KVCache, `pages` those of PagedKVCache,
+`capsules` those of DLPack, `words` for devices and in variables, and `winners` the tuner's files.
 
 The target `files` needs clang with libFuzzer. The others need atheris and pytest too.
 The tool builds into build/fuzz, and keeps there the inputs that reach new code. A finding ends the
@@ -25,7 +25,7 @@ BUILD = ROOT / "build" / "fuzz"
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 SOURCES = ("opencl/cache.c", "opencl/words.c", "opencl/forced.c", "base/platform.c",
            "base/strbuf.c", "base/status.c")  # fmt: skip
-TARGETS = ("files", "arguments", "cache", "capsules", "words", "winners")
+TARGETS = ("files", "arguments", "cache", "pages", "capsules", "words", "winners")
 
 
 def find_compiler():

@@ -31,6 +31,7 @@ BUILD = "import sys; from support import faults; print(faults.build(sys.argv[1])
 CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.py"
 BACKWARD = ("attention/test_backward.py",)
 FLEX_BACKWARD = ("attention/test_flex_backward.py",)
+PAGES = "python/test_paged_cache.py", "python/test_quantize.py"
 
 
 def to_half(x, as_real="as_float", as_bits="as_uint"):
@@ -51,7 +52,7 @@ class Fault:
     file: str
     text: str
     instead: str
-    kernels: str  # the variants whose tests run
+    kernels: str  # the variants whose tests run; "pages": all tests of its files
     tests: tuple[str, ...] = CONTRACT
 
 
@@ -218,6 +219,33 @@ FAULTS = [
     Fault("a key adds only to the first columns", "attention/backward.cl",
           "own, row - entry * rows, part * COLUMNS, size", "own, row - entry * rows, 0, size",
           "reference", BACKWARD),
+    Fault("rows of odd pages go to even ones", "pages/places.clh",
+          "(page * params->heads + head)", "((page & ~1) * params->heads + head)",
+          "pages", PAGES),
+    Fault("all heads are the first one", "pages/places.clh",
+          "vector->head = number - row * params->heads;", "vector->head = 0;", "pages", PAGES),
+    Fault("a page is copied from the wrong row", "pages/places.clh",
+          "places[params->rows + row]", "places[params->rows + row / 2]", "pages", PAGES),
+    Fault("the last number of a vector is lost", "pages/copy.cl",
+          "c < params.size;", "c < params.size - 1;", "pages", PAGES),
+    Fault("a range lacks the negative numbers", "pages/quantize.cl",
+          "MORE(-range.low, range.high)", "range.high", "pages", PAGES),
+    Fault("tiny vectors have codes", "pages/quantize.cl",
+          "#define SMALLEST_SCALE 0x1p-120f", "#define SMALLEST_SCALE 0x1p-126f", "pages", PAGES),
+    Fault("NaN is no longer visible", "pages/quantize.cl",
+          "!range->finite ? NAN", "!range->finite ? 1.0f", "pages", PAGES),
+    Fault("codes are truncated", "pages/quantize.cl",
+          "as_intv(x + (realv)WITHOUT_FRACTION)",
+          "as_intv(trunc(x) + (realv)WITHOUT_FRACTION)", "pages", PAGES),
+    Fault("ties of float8 are rounded up", "pages/quantize.cl",
+          "(magnitude >> DROPPED & 1)", "1", "pages", PAGES),
+    Fault("float8 does not saturate", "pages/quantize.cl",
+          ", (intv)LARGEST)", ", (intv)127)", "pages", PAGES),
+    Fault("a group lacks its offset", "pages/quantize.cl",
+          "count) * 0.5f - (realv)half_low;", "count) * 0.5f;", "pages", PAGES),
+    Fault("codes of a byte are swapped", "pages/quantize.cl",
+          "convert_pairs(codes.even | codes.odd << 4)",
+          "convert_pairs(codes.odd | codes.even << 4)", "pages", PAGES),
 ]  # fmt: skip
 
 
@@ -236,7 +264,8 @@ def run_tests(fault, kernels, library, words, folder):
         "FAULTS_INSTEAD": fault.instead,
         "CLATTN_TEST_DEVICES": words,
     }
-    chosen = ["-m", "full or not full", f"-k={chosen}", *(TESTS / file for file in fault.tests)]
+    only = [] if kernels == ["pages"] else [f"-k={chosen}"]
+    chosen = ["-m", "full or not full", *only, *(TESTS / file for file in fault.tests)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider",
                "-p", "support.planted", *chosen]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

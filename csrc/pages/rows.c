@@ -241,28 +241,26 @@ done:
 }
 
 ca_status
-ca_pages_copy(ca_device *device, const ca_tensor *pages, const int64_t *moves, int64_t count,
-              const char *call, ca_error *error)
+ca_rows_copy(ca_device *device, const ca_tensor *pages, const int64_t *moves, int64_t count,
+             const char *call, ca_error *error)
 {
     ca_status status = CA_OK;
     enum { PAGES, MOVES, MEMORIES };
     static const uint8_t arguments[] = {PAGES, PAGES, MOVES};
     const int64_t width = (int64_t)ca_dtype_size(pages->dtype);
-    const int64_t size = pages->strides[0];
     const ca_extent memory = ca_tensor_memory(pages);
     rows_plan plan = {
         .spec = {.name = "pages_copy"},
         .params = {.rows = count,
-                   .heads = 1,
-                   .size = size,
+                   .heads = pages->shape[1],
+                   .size = pages->strides[2],
                    .offset = memory.offset,
-                   .row = size,
                    .column = 1,
-                   .page_size = 1,
+                   .page_size = pages->shape[2],
                    .has_sources = 1},
         .codes = CA_CODES_NONE,
         .dtype = pages->dtype,
-        .bytes = count * size * width,
+        .bytes = count * pages->shape[1] * pages->strides[2] * width,
         .spans = {[PAGES] = span_of(pages, CA_ACCESS_UPDATE, "pages"),
                   [MOVES] = span_of_places(moves, 2 * count)},
         .nspans = MEMORIES,

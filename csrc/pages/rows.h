@@ -29,9 +29,9 @@ typedef struct {
    pages. Waits only where ca_launch_run would. */
 ca_status ca_rows_write(ca_device *device, const ca_rows *rows, ca_error *error);
 
-/* Copy whole pages of a tensor for the function `call`: page moves[count + n] to page moves[n]. Nothing
-   is copied from a page to which something is copied. Waits as ca_rows_write. */
-ca_status ca_pages_copy(ca_device *device, const ca_tensor *pages, const int64_t *moves,
-                        int64_t count, const char *call, ca_error *error);
+/* Copy rows of pages for the function `call`: the row at place moves[count + n] to moves[n]. Nothing is
+   copied from a row to which something is copied. Waits as ca_rows_write. */
+ca_status ca_rows_copy(ca_device *device, const ca_tensor *pages, const int64_t *moves,
+                       int64_t count, const char *call, ca_error *error);
 
 #endif

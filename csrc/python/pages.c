@@ -152,9 +152,9 @@ done:
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* copy_pages(pages, moves, /): see ca_pages_copy; `moves` has as many sources behind the targets */
+/* copy_rows(pages, moves, /): see ca_rows_copy; `moves` has as many sources behind the targets */
 static PyObject *
-copy_pages(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { PAGES, MOVES, ARGUMENTS };
     int result = -1;
@@ -164,14 +164,14 @@ copy_pages(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     CA_NEW_ERROR(error);
     ca_py_call_begin(&call, module, "PagedKVCache.append");
     if (ca_py_check_count(nargs, ARGUMENTS) < 0 ||
-        parse_pages(&call, args[PAGES], "pages", 2, &pages) < 0 ||
-        parse_places(&call, args[MOVES], "moves", pages.shape[0], &moves) < 0) {
+        parse_pages(&call, args[PAGES], "pages", 3, &pages) < 0 ||
+        parse_places(&call, args[MOVES], "moves", pages.shape[0] * pages.shape[2], &moves) < 0) {
         goto done;
     }
     ca_py_work work;
     ca_py_work_begin(&work, call.state, &error);
     ca_status status =
-        ca_pages_copy(call.device, &pages, moves.data, moves.shape[0] / 2, call.name, &error);
+        ca_rows_copy(call.device, &pages, moves.data, moves.shape[0] / 2, call.name, &error);
     ca_py_work_end(&work);
     result = ca_py_error_check(call.state, status, &error);
 done:
@@ -181,6 +181,6 @@ done:
 
 PyMethodDef ca_py_pages_methods[] = {
     {"write_rows", CA_PY_FASTCALL(write_rows), NULL},
-    {"copy_pages", CA_PY_FASTCALL(copy_pages), NULL},
+    {"copy_rows", CA_PY_FASTCALL(copy_rows), NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -2,7 +2,7 @@
  *
  * Copies vectors to their places in pages, bit for bit:
  *
- *     to[place[r], head] = from[r, head]      or from[source[r], head]
+ *     to[place[r], head] = from[r, head]      or to[source[r], head]
  *
  * Elements are only moved, so their width stands for their dtype. Where vectors are whole 16 bytes, at
  * multiples of 16 bytes, an element is 16 bytes.

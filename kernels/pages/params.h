@@ -19,7 +19,7 @@ typedef struct {
     ca_int64 head;
     ca_int64 column;
     ca_int64 page_size;   /* rows of a page */
-    ca_int64 has_sources; /* 1: the numbers of the rows that are read follow the places */
+    ca_int64 has_sources; /* 1: rows are read from pages, too: their places follow these */
     ca_int64 tile;        /* vectors of a work-group */
     ca_int64 across;      /* neighbouring work-items that share a vector */
 } ca_pages_params;

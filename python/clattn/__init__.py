@@ -40,6 +40,7 @@ from clattn.flex import (
 from clattn.gradients import AttentionGradients, scaled_dot_product_attention_backward
 from clattn.merging import merge_attention
 from clattn.paged import PagedKVCache
+from clattn.quantizing import dequantize, quantize
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.varlen import varlen_attn
 from clattn.warming import warm_up
@@ -62,6 +63,7 @@ __all__ = [
     "Tensor",
     "and_masks",
     "create_block_mask",
+    "dequantize",
     "devices",
     "diagonal_matrix",
     "directml",
@@ -77,6 +79,7 @@ __all__ = [
     "onnx",
     "openvino",
     "or_masks",
+    "quantize",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_backward",
     "set_default_device",

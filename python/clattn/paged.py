@@ -10,8 +10,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import FLOATS
-from clattn._arguments.integers import head_size_of, size
-from clattn._caches.counts import counts_of
+from clattn._arguments.integers import counts_of, head_size_of, size
 from clattn._caches.pages import PagedSequence, Pages
 from clattn._caches.rows import Rows, kept_as
 from clattn._host.fork import call_in_children
@@ -257,7 +256,7 @@ class PagedKVCache:
                 self._pages.check(sequence, f"sequences[{place}]")
                 found.append(draft.extend(sequence, count, f"sequences[{place}]"))
             places = np.concatenate(found, dtype=np.int64) if found else np.zeros(0, np.int64)
-            moves = np.array(draft.copies, np.int64).reshape(-1, 2).T.ravel()
+            moves = draft.moves()
             for rows, given in ((self._key, keys), (self._value, values)):
                 if moves.size > 0:
                     rows.copy(moves)
@@ -377,8 +376,8 @@ class PagedKVCache:
         shape = tuple(getattr(query, "shape", ()))
         if len(shape) != 3 or shape[2] != self.head_size:
             raise ValueError(
-                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a "
-                f"multiple of the cache's {self.num_kv_heads} heads"
+                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple "
+                f"of the cache's {self.num_kv_heads} heads"
             )
         return int(shape[0])
 

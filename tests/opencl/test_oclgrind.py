@@ -61,6 +61,14 @@ DIAGONAL = {
     "in place, gaps": "a = draw((9, 70))[:, 3:40]; check_band(a, 7, 0, 2, device=device, out=a)",
     "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
 }
+PAGES = {
+    "floats, copied": "check_pages(device, np.float32)",
+    "halves, copied": "check_pages(device, np.float16)",
+    "int8, copied": "check_pages(device, 'int8', np.float16)",
+    "float8, copied": "check_pages(device, 'float8_e4m3fn')",
+    "float8, doubles, copied": "check_pages(device, 'float8_e5m2', np.float64)",
+    "int4, copied": "check_pages(device, 'int4', ml_dtypes.bfloat16)",
+}
 REFERENCE_ONLY = {
     "softcap last": "check_onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, "
     "softcap=2.0, opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
@@ -215,6 +223,7 @@ from support.onnx_calls import check_onnx
 from support.directml_calls import check_directml
 from support.dropout_calls import check_dropout
 from support.gradients import check_backward
+from support.paged_pair import check_pages
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
 check_lse = partial(check_attention, return_lse=True)
@@ -257,7 +266,7 @@ def run_cleanly(env, cases):
 
 
 RUNS = {
-    "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS,
+    "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS | PAGES,
     "cpu": CASES | TILES,
     "decode_cpu": DECODE,
     "decode_gpu": DECODE_GPU,
@@ -277,12 +286,13 @@ MATRIX_UNITS = {
 
 
 def has_steps(name, line):
-    """Whether a step reads what another one computes: present keys, biased inputs, numbers of rows.
+    """Whether a step reads what another one computes: present keys, biased inputs, numbers of rows,
+    rows of pages.
 
     In all but the first launches of a process, Oclgrind 21.10 takes buffers of the host that a
     kernel has written for uninitialised, also where the kernel writes a constant everywhere.
     """
-    return "past" in name or "past_key" in line or "gradients" in name
+    return "past" in name or "past_key" in line or "gradients" in name or "copied" in name
 
 
 @pytest.mark.parametrize("kernel_name", RUNS)

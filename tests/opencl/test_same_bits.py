@@ -20,12 +20,20 @@ def cached():
     cache.append(k, v)
     return cache.attend(q[:, :, -1:])
 
+def paged(dtype):
+    cache = clattn.PagedKVCache(1, 300, 3, 64, dtype=dtype, device=device)
+    rows = [array[0].swapaxes(0, 1) for array in qkv((1, 3), 257, 257, 64)[:2]]
+    cache.append(cache.open()[0], *rows)
+    return cache.key.numpy()[:, :, :257].copy(), cache.value.numpy()[:, :, :257].copy()
+
 calls = {
     "many rows": lambda: attend(130, 257, is_causal=True, return_lse=True),
     "one row, whose keys are split": lambda: attend(1, 3000, return_lse=True),
     "bfloat16": lambda: attend(40, 257, ml_dtypes.bfloat16),
     "dropout": lambda: attend(40, 257, dropout_p=0.4, seed=5),
     "a cache": cached,
+    "pages": lambda: paged("float32"),
+    "pages of codes": lambda: paged("int8"),
     "a matrix": lambda: clattn.diagonal_matrix(draw((70, 90)), 3, -2, 4, device=device),
 }
 

@@ -5,7 +5,7 @@ import plant_faults
 from support.processes import ROOT
 from support.variants import VARIANTS
 
-KERNELS = {variant.kernel for variant in VARIANTS} | {"fastest", "reference"}  # of gradients
+KERNELS = {variant.kernel for variant in VARIANTS} | {"fastest", "reference", "pages"}
 
 
 def test_each_text_is_in_its_kernel_once():

@@ -15,6 +15,13 @@ from support.loops import looped
 from support.random_calls import bounded
 
 
+def copy(draft, memory):
+    """The copies of a change. Rows that nobody has written are not copied."""
+    for target, source in draft.moves().reshape(2, -1).T:
+        assert memory[source] != "unset"
+        memory[target] = memory[source]
+
+
 class Pool:
     """Pages and their oracle: each change happens to both, then what they hold is compared."""
 
@@ -61,11 +68,7 @@ class Pool:
             self.compare()
             return False
         assert fits, "pages do not suffice"
-        size = self.model.page_size
-        for target, source in draft.copies:
-            self.memory[target * size : (target + 1) * size] = self.memory[
-                source * size : (source + 1) * size
-            ]
+        copy(draft, self.memory)
         for name, found in places.items():
             for place, position in zip(found, new[name], strict=True):
                 self.memory[place] = position
@@ -243,8 +246,7 @@ def test_a_change_that_is_interrupted_happens_as_a_whole(moment):
     model_fits = pool.model.append({names[2]: ["a", "b"], names[1]: ["c", "d"]})
     draft = pool.pages.draft()
     places = [draft.extend(pool.open_sequences[names[n]], 2, "") for n in (2, 1)]
-    for target, source in draft.copies:
-        pool.memory[target * 2 : target * 2 + 2] = pool.memory[source * 2 : source * 2 + 2]
+    copy(draft, pool.memory)
     for place, position in zip([*places[0], *places[1]], "abcd", strict=True):
         pool.memory[place] = position
     plain = draft.owners, draft.following

@@ -84,4 +84,6 @@ def restored(codes, scales, offsets, word, size, scale=None):
         return codes * scales[..., None]
     numbers = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)[..., :size]
     group = np.arange(size) // GROUP
-    return numbers * scales[..., group] + offsets[..., group]
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = numbers * scales[..., group].astype(np.float64) + offsets[..., group]
+        return wide.astype(f32)

@@ -110,3 +110,11 @@ class PagedPair:
                     assert found.dtype == right.dtype and found.shape == right.shape
                     assert bits(found).tobytes() == bits(right).tobytes(), ("key", "value")[which]
         return self
+
+
+def check_pages(device, dtype, given=None):
+    """Rows and copied pages, as they are or as codes: a few of each."""
+    both = PagedPair(device, 5, 2, dtype, given=given)
+    first, second = both.open(2)
+    both.append([first, second], [3, 1], lambda array: clattn.tensor(array, device=device))
+    both.append([both.fork(first), second], [1, 2], lambda array: array[:, ::-1].copy()[:, ::-1])

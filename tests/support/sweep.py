@@ -144,6 +144,21 @@ def operations(device, everything=True):
         return [cache.attend(wide[0]), cache.attend(tensor[:, :, :2]), *lse]
 
     add("KVCache", cached, "reference")
+
+    def paged(dtype, *parts):
+        cache = clattn.PagedKVCache(9, 32, 4, 16, dtype=dtype, device=device)
+        first, second = cache.open(2)
+        rows = [array[0].swapaxes(0, 1) for array in wide[1:]]
+        cache.append([first, second], *rows, [0, 40, 96])
+        branch = cache.fork(first)
+        cache.append([branch], *(clattn.tensor(array[:3], device) for array in rows))
+        cache.truncate(second, 20)
+        cache.close(first)
+        table = cache.block_table([branch, second])
+        return [np.array(getattr(cache, part))[table[0, 0]] for part in parts]
+
+    for dtype, *parts in (("float32", "key", "value"), ("int4", "key", "value_offset")):
+        add(f"PagedKVCache, {dtype}", lambda d=dtype, p=parts: paged(d, *p))
     add("Tensor", lambda: [clattn.tensor(wide[0], device), tensor.T.reshape(-1), tensor[0, 1:]])
     add("tril of a Tensor", lambda: [clattn.tril(tensor)])
     return made

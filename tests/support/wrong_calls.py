@@ -33,6 +33,14 @@ def append(key, value, counts):
     return cache.key, cache.value, cache.lengths
 
 
+def append_to_pages(key, value, cu_seq, dtype):
+    cache = clattn.PagedKVCache(5, 2, 5, 8, dtype=dtype)
+    first, second = cache.open(2)
+    cache.append([first, second], key, value, cu_seq)
+    pages = [int(page) for page in cache.block_table(second)[0]]
+    return cache.length(first), cache.length(second), [cache.value.numpy()[n] for n in pages]
+
+
 def attend(**options):
     cache = clattn.KVCache(1, 2, 9, 8)
     cache.append(Q, Q)
@@ -102,6 +110,11 @@ RIGHT = {
         "batch": 1, "num_kv_heads": 2, "capacity": 9, "head_size": 8, "v_head_size": None,
         "dtype": "float32"},
     append: {"key": Q, "value": Q, "counts": [3]},
+    append_to_pages: {"key": Q[0], "value": Q[0], "cu_seq": [0, 1, 2], "dtype": "float32"},
+    clattn.quantize: {"array": Q, "dtype": "int8", "axis": -2, "group": 3},
+    clattn.dequantize: {
+        "values": np.ones((2, 5), np.int8), "scales": np.ones(2, "f4"), "dtype": "float32",
+        "axis": -1, "group": None},
     attend: {
         "query": Q, "attn_mask": MASK, "is_causal": True, "scale": 0.5, "window": (3, None),
         "softcap": 0.0, "return_lse": True, "out": np.zeros_like(Q)},
@@ -309,6 +322,30 @@ def judge_append(answer, *, key, value, counts):
     assert_same(answer[1].numpy()[0, :, : model.length], model.values[0], "value")
 
 
+def judge_pages(answer, *, key, value, cu_seq, dtype):
+    """What the second sequence holds."""
+    first, second, pages = answer
+    ends = [0, 1, 2] if cu_seq is None else np.asarray(cu_seq)
+    assert (first, second) == tuple(np.diff(ends))
+    rows = numbers_of(value)[ends[1] : ends[2]]
+    found = np.concatenate([page.swapaxes(0, 1) for page in pages])[:second] if pages else rows
+    if found.dtype == rows.dtype:
+        assert_same(found, rows, "value")
+
+
+def judge_codes(answer, *, array, dtype, axis, group):
+    """Codes times scales are near the numbers."""
+    back = clattn.dequantize(*answer, axis=axis, group=group)
+    numbers = numbers_of(array)
+    assert back.shape == numbers.shape and answer[0].shape == numbers.shape
+    if np.isfinite(numbers).all() and numbers.size:
+        assert abs(back - numbers.astype("f4")).max() <= abs(numbers).max() / 6
+
+
+def judge_numbers(answer, *, values, scales, dtype, axis, group):
+    assert answer.shape == np.shape(values) and answer.dtype == np.dtype(dtype)
+
+
 def judge_attend(answer, *, query, attn_mask, return_lse, out, **options):
     model = CacheModel(1, 2, 9, 8)
     model.append(Q, Q)
@@ -329,5 +366,5 @@ def judge_change(answer, *, n, indices):
 JUDGES = dict(zip(RIGHT, (
     judge_attention, judge_backward, judge_onnx, judge_scatter, judge_openvino, judge_directml,
     judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_varlen, judge_tensor,
-    judge_merged, judge_blocks, judge_cache, judge_append, judge_attend, judge_change),
-    strict=True))  # fmt: skip
+    judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_codes, judge_numbers,
+    judge_attend, judge_change), strict=True))  # fmt: skip

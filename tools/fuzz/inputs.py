@@ -131,6 +131,27 @@ def cache(data):
             assert all(0 <= n <= 6 for n in one.lengths)
 
 
+def pages(data):
+    """Methods of a PagedKVCache with anything."""
+    with contextlib.suppress(*DOCUMENTED):
+        one = clattn.PagedKVCache(3, 2, 1, 4, dtype=data.PickValueInList(["f4", "int8", "int4"]),
+                                  device=DEVICE)  # fmt: skip
+        known = one.open(2)
+        for _ in range(data.ConsumeIntInRange(1, 8)):
+            name = data.PickValueInList(["append", "truncate", "fork", "close", "block_table"])
+            count = {"append": 4, "truncate": 2}.get(name, 1)
+            right = np.ndarray((2, 1, 4), "f4", MEMORY.data)
+            given = [
+                right if data.ConsumeBool() and 0 < n < 3 else value(data) for n in range(count)
+            ]
+            if data.ConsumeBool():
+                given[0] = known if name == "append" else data.PickValueInList(known)
+            with contextlib.suppress(*DOCUMENTED):
+                answer = getattr(one, name)(*given)
+                known += [answer] if name == "fork" else []
+            assert 0 <= one.free_pages <= 3
+
+
 def extent(shape, strides, size):
     """The first and last byte of an array, from its start; None for no elements."""
     if 0 in shape:
@@ -272,7 +293,7 @@ def winners(data):
         _core.tune(DEVICE, *(value(data) for _ in range(3)))
 
 
-TARGETS = {f.__name__: f for f in (arguments, cache, capsules, words, winners)}
+TARGETS = {f.__name__: f for f in (arguments, cache, pages, capsules, words, winners)}
 
 
 def main():

@@ -20,6 +20,24 @@ def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
+def ml_dtype(word: str) -> np.dtype[Any]:
+    """Return a dtype of ml_dtypes.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        ml_dtypes is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"NumPy's {word} needs the package ml_dtypes: pip install ml_dtypes", name="ml_dtypes"
+        ) from error
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, word))
+    return dtype
+
+
 def float_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported.
 
@@ -33,14 +51,7 @@ def float_dtype(dtype: DTypeLike) -> DTypeLike:
         The dtype is the word "bfloat16", and ml_dtypes is not installed.
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
-        try:
-            import ml_dtypes
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes",
-                name="ml_dtypes",
-            ) from error
-        dtype = np.dtype(ml_dtypes.bfloat16)
+        dtype = ml_dtype(dtype)
     try:
         name = "None" if dtype is None else np.dtype(dtype).name
     except (TypeError, SyntaxError):  # the second of "f4,,"

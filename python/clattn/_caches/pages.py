@@ -101,7 +101,7 @@ class Draft:
         self.owners: dict[int, int] = {}
         self.following: dict[int, int] = {}
         self.sequences: list[tuple[PagedSequence, tuple[np.ndarray, int] | None]] = []
-        self.copies: list[tuple[int, int]] = []  # pages: (target, source)
+        self.copies: list[tuple[int, int, int]] = []  # pages: (target, source, rows in use)
 
     def _owners_of(self, page: int) -> int:
         return self.owners.get(page, self._owners[page])
@@ -146,7 +146,7 @@ class Draft:
         if shared >= 0:
             page = self._take()
             self._release(shared)
-            self.copies.append((page, shared))
+            self.copies.append((page, shared, length % size))
             pages = pages.copy()
             pages[-1] = page
         if missing:
@@ -157,6 +157,13 @@ class Draft:
             return [int(pages[-1]) * size + length % size]
         positions = np.arange(length, length + count)
         return pages.astype(np.int64)[positions // size] * size + positions % size
+
+    def moves(self) -> np.ndarray:
+        """Return the places of rows that are to be copied: targets, then as many sources."""
+        rows = [np.arange(used) for *_, used in self.copies]
+        starts = np.array(self.copies, np.int64).reshape(-1, 3).T[:2] * self.pages.page_size
+        found = [start + row for of in starts for start, row in zip(of, rows, strict=True)]
+        return np.concatenate(found, dtype=np.int64) if found else _NO_PLACES
 
     def truncate(self, sequence: PagedSequence, length: int) -> None:
         """Make a sequence as short as that. Pages without a position left are given back."""

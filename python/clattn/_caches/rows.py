@@ -83,6 +83,8 @@ class Rows:
         self.scales: Tensor | None = None
         self.offsets: Tensor | None = None
         given = _given_scales(scale, f"{name}_scale", self.heads)
+        if (given != 1).any() and not str(kept).startswith("float8"):
+            raise ValueError(f"{name}_scale is {scale!r:.80}; expected 1.0: only float8 takes one")
         if kept == "int4":
             self.pages = _core.empty((*places, -(-size // 2)), np.uint8, device)
             groups = (*places, -(-size // _GROUP))
@@ -96,8 +98,6 @@ class Rows:
             self.scales = _core.tensor(given, self.pages.device)
         else:
             self.pages = _core.empty((*places, size), kept, device)
-        if self.scales is None and (given != 1).any():
-            raise ValueError(f"{name}_scale is {scale!r:.80}; expected 1.0: only float8 takes one")
 
     def read(self, array: Array) -> np.ndarray | Tensor:
         """Return rows that a caller gives, of shape (n, heads, size).
@@ -133,22 +133,26 @@ class Rows:
         _core.write_rows(array, self.name, places, codes, self.pages, self.scales, self.offsets)
 
     def copy(self, moves: np.ndarray) -> None:
-        """Copy pages: the first half of the numbers are targets, the second half sources."""
-        _core.copy_pages(self.pages, moves)
+        """Copy rows: the first half of the places are targets, the second half sources."""
+        _core.copy_rows(self.pages, moves)
         if self.kept in ("int8", "int4") and self.scales is not None:
-            _core.copy_pages(self.scales, moves)
+            _core.copy_rows(self.scales, moves)
         if self.offsets is not None:
-            _core.copy_pages(self.offsets, moves)
+            _core.copy_rows(self.offsets, moves)
 
 
 def _given_scales(scale: Any, name: str, heads: int) -> np.ndarray:
     """Return float32 scales of shape (heads,), of a number or of one for each head."""
     try:
-        given = np.asarray(scale, np.float32)
-    except (TypeError, ValueError):
+        found = np.asarray(scale)
+    except ValueError:  # of sequences of unequal length
+        found = np.asarray(None)
+    if found.dtype.kind not in "iu" and found.dtype.name not in FLOATS:
         raise TypeError(
             f"{name} must be a number or numbers of shape ({heads},), got {type(scale).__name__}"
-        ) from None
+        )
+    with np.errstate(over="ignore"):
+        given = found.astype(np.float32)
     if given.shape not in ((), (heads,)):
         raise ValueError(f"{name} has shape {given.shape}; expected () or ({heads},)")
     if not (np.isfinite(given) & (given > 0)).all():

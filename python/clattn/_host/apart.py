@@ -172,7 +172,7 @@ def _fill_and_copy(device: Device, width: int) -> None:
 
 
 def _write_rows(device: Device, codes: int, dtype: str) -> None:
-    """Write rows of that dtype to pages, and copy a page."""
+    """Write rows of that dtype to pages, and copy one."""
     numbers = 0, 1, 2
     for size in (39, 40):
         width = -(-size // 2) if codes == 4 else size
@@ -184,7 +184,7 @@ def _write_rows(device: Device, codes: int, dtype: str) -> None:
         if _dtype(dtype).kind not in "iu":
             rows = np.ones((3, 2, size), _dtype(dtype))
             _core.write_rows(rows, "rows", np.array(numbers), codes, pages, scale, offset)
-        _core.copy_pages(pages, np.array([1, 0]))
+        _core.copy_rows(pages, np.array([1, 0]))
         pages.numpy()
 
 

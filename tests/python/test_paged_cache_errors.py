@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""clattn.PagedKVCache: wrong arguments are refused by name, and leave the cache as it was."""
+
+import copy
+import pickle
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+from clattn import _core
+from support.data import draw
+from support.loops import looped
+from support.paged_pair import EV, HK, E, PagedPair
+from support.refusals import FLOATS, cases, of, refuse, wrong, wrong_arrays
+
+NAN, INF = float("nan"), float("inf")
+SIZES = {"num_pages": 5, "page_size": 4, "num_kv_heads": 2, "head_size": 8, "v_head_size": 6}
+MADE = [  # (what is wrong, exception, name the message has to contain, changed arguments)
+    *[(f"{name} is {text}", TypeError, name, {name: given})
+      for name in SIZES for text, given in (("a float", 2.0), ("text", "2"), ("NaN", NAN))],
+    *[(f"{name} is negative", ValueError, name, {name: -1}) for name in SIZES],
+    *[(f"{name} is 0", ValueError, name, {name: 0}) for name in SIZES if name != "num_pages"],
+    ("more pages than a table numbers", ValueError, "num_pages", {"num_pages": 2**31}),
+    ("a huge head", ValueError, "head_size", {"head_size": 2**17}),
+    *[(f"dtype is {dtype!r}", TypeError, "dtype.*int8", {"dtype": dtype})
+      for dtype in (np.int32, bool, "int5", 4, None, ml_dtypes.float8_e4m3b11fnuz, "f4,,")],
+    *[(f"{name} is {given!r}", ValueError, name, {"dtype": "float8_e5m2", name: given})
+      for name in ("key_scale", "value_scale")
+      for given in (0.0, -1.0, NAN, INF, [1.0], [1.0, 0.0], np.ones((2, 1)), 1e-50)],
+    *[(f"{name} is {given!r}", TypeError, name, {"dtype": "float8_e5m2", name: given})
+      for name in ("key_scale", "value_scale") for given in ("x", None, [[1], 2])],
+    *[(f"key_scale of {dtype}", ValueError, "key_scale", {"dtype": dtype, "key_scale": 2.0})
+      for dtype in ("float32", "int8", "int4")],
+    *wrong("device", TypeError, 7.5, ["cpu"]),
+    ("device is unknown", ValueError, "device", {"device": "no such device"}),
+]  # fmt: skip
+
+
+@cases(MADE)
+def test_wrong_sizes(device, row):
+    refuse(clattn.PagedKVCache, row, SIZES | {"device": device})
+    assert clattn.PagedKVCache(**SIZES, device=device).free_pages == 5
+
+
+@looped("changed", [{"num_pages": 2**31 - 1, "page_size": 2**40}, {"page_size": 2**62},
+                    {"num_kv_heads": 2**45}], ids=str)  # fmt: skip
+def test_sizes_that_no_device_has(device, changed):
+    before = clattn.memory_stats(device)["allocated_bytes"]
+    for dtype in ("float32", "int4"):
+        with pytest.raises((MemoryError, ValueError)):
+            clattn.PagedKVCache(**SIZES | {"device": device, "dtype": dtype} | changed)
+    assert clattn.memory_stats(device)["allocated_bytes"] <= before
+
+
+def filled(device, **sizes):
+    both = PagedPair(device, 6, 4, **sizes)
+    sequences = both.open(2)
+    both.append(sequences, [5, 3])
+    return both, sequences
+
+
+KEY, VALUE = (4, HK, E), (4, HK, EV)
+APPENDED = [
+    *wrong_arrays("key", KEY, {"float32"}),
+    *wrong_arrays("value", VALUE, {"float32"}),
+    *[(f"key of {shape}", ValueError, "key", {"key": of("f4", *shape)})
+      for shape in ((4, HK, E - 1), (4, HK + 1, E), (4, E), (1, 4, HK, E), (), (4 * HK * E,))],
+    ("value has more rows", ValueError, "value", {"value": of("f4", 5, HK, EV)}),
+    ("rows that do not divide", ValueError, "key has 3 rows for 2 sequences",
+     {"key": of("f4", 3, HK, E), "value": of("f4", 3, HK, EV)}),
+    *[(f"cu_seq is {ends!r}", ValueError, "cu_seq", {"cu_seq": ends})
+      for ends in ([0, 4], [0, 1, 2, 3], [1, 2, 4], [0, 3, 2], [0, -1, 4], [0, 2, 5], [],
+                   [[0, 2, 4]], [0, 2, 2**70])],
+    *[(f"cu_seq is {ends!r}", TypeError, "cu_seq", {"cu_seq": ends})
+      for ends in (4, "024", [0, 2.0, 4], [0, True, 4], [None] * 3)],
+    *[(f"sequences is {given!r}", TypeError, "sequences", {"sequences": given})
+      for given in (None, 3, "ab", [1, 2], [None, None])],
+]  # fmt: skip
+
+
+@cases(APPENDED)
+def test_wrong_appends(device, row):
+    both, sequences = filled(device)
+    right = {"sequences": sequences, "key": draw(KEY), "value": draw(VALUE), "cu_seq": [0, 2, 4]}
+    changed = row[3] if "rows that" not in row[0] else row[3] | {"cu_seq": None}
+    refuse(both.cache.append, (*row[:3], changed), right)
+    both.agree()
+
+
+def test_codes_take_floats_alone(device):
+    for dtype in ("int8", "int4", "float8_e5m2"):
+        both, sequences = filled(device, dtype=dtype)
+        for row in wrong_arrays("key", KEY, FLOATS):
+            right = {"sequences": sequences, "key": draw(KEY), "value": draw(VALUE)}
+            refuse(both.cache.append, row, right)
+        both.agree()
+
+
+def test_wrong_sequences(device):
+    """Closed ones, those of another cache, and what is none; anywhere."""
+    both, (first, second) = filled(device)
+    cache = both.cache
+    closed, foreign = both.open(), clattn.PagedKVCache(1, 1, HK, E, EV, device=device).open()[0]
+    both.close(closed)
+    rows = draw((2, HK, E)), draw((2, HK, EV))
+    for wrong_one, exception, said in ((closed, ValueError, "closed"), (0, TypeError, "int"),
+                                       (foreign, ValueError, "another cache")):  # fmt: skip
+        for call in (lambda s: cache.append([first, s], *rows),
+                     lambda s: cache.append([s, first], *rows),
+                     lambda s: cache.block_table([first, s]), cache.fork, cache.close,
+                     cache.length, lambda s: cache.truncate(s, 0)):  # fmt: skip
+            with pytest.raises(exception, match=said):
+                call(wrong_one)
+    with pytest.raises(ValueError, match=r"sequences\[2\] is there twice"):
+        cache.append([first, second, first], draw((3, HK, E)), draw((3, HK, EV)))
+    both.agree()
+    assert cache.block_table([first, first]).shape == (2, 2)
+
+
+def test_wrong_truncations(device):
+    both, (first, _) = filled(device)
+    for n in (-1, 6, 2**70):
+        with pytest.raises(ValueError, match=r"\bn is"):
+            both.cache.truncate(first, n)
+    for n in (1.0, None, "1", True):
+        with pytest.raises(TypeError, match=r"\bn must"):
+            both.cache.truncate(first, n)
+    for n in (-1, 2**70):
+        with pytest.raises(ValueError, match=r"\bn is"):
+            both.cache.open(n)
+    both.truncate(first, 5).truncate(first, np.int8(0))
+    assert both.cache.free_pages == 5
+
+
+def test_a_tensor_of_another_device(device):
+    others = [d for d in clattn.devices() if d != device]
+    both, sequences = filled(device)
+    for other in others:
+        elsewhere = clattn.tensor(draw((2, HK, E)), other)
+        with pytest.raises(ValueError, match="key is on"):
+            both.cache.append(sequences, elsewhere, draw((2, HK, EV)))
+    both.agree()
+
+
+def test_no_copies_and_no_pickles(device):
+    cache = clattn.PagedKVCache(**SIZES, device=device)
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="PagedKVCache"):
+            take(cache)
+
+
+def test_the_core_refuses_what_is_no_page(device):
+    """Python checks first; the core's functions write to memory."""
+    pages = _core.tensor(of("f4", 2, 1, 4, 8), device)
+    scales = _core.tensor(of("f4", 2, 1, 4), device)
+    rows, places = of("f4", 3, 1, 8), np.arange(3)
+    right = (rows, "rows", places, 0, pages, None, None)
+    assert _core.write_rows(*right) is None
+    for place, value in ((2, np.array([8])), (2, np.array([-1])), (2, np.arange(4)), (3, 1), (3, 4),
+                         (3, 2), (3, 5), (0, of("f4", 3, 1, 7)), (0, of("f2", 3, 1, 8)),
+                         (0, of("f4", 3, 8)), (0, of("f4", 3, 2, 8)), (4, pages[:, :, ::2]),
+                         (4, scales), (4, rows), (5, rows)):  # fmt: skip
+        given = list(right)
+        given[place] = value
+        with pytest.raises((ValueError, TypeError)):
+            _core.write_rows(*given)
+    for moves in ([8, 0], [0, -1]):
+        with pytest.raises(ValueError, match=r"moves\["):
+            _core.copy_rows(pages, np.array(moves))
+    for call in (_core.write_rows, _core.copy_rows):
+        with pytest.raises(TypeError):
+            call()
