@@ -163,6 +163,7 @@ plan_step(const ca_device_info *info, const ca_backward_division *division, uint
     launched->products = products;
     launched->adds = false;
     launched->flags = 0;
+    launched->work = 0;
     ca_plan_define_lanes(plan, info, &launched->attention);
     ca_kernel_define(&plan->spec, "NV", VECTORS);
     ca_kernel_define(&plan->spec, "MR", strip_keys(info));

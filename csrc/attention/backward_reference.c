@@ -54,6 +54,7 @@ plan_sums(const ca_device_info *info, const ca_attention *attention, const ca_op
     launched->products = CA_REFERENCE_TIMES;
     launched->adds = false;
     launched->flags = 0;
+    launched->work = 0;
     plan_step(info, launched, CA_BACKWARD_ROWS, grid);
 }
 
@@ -72,6 +73,7 @@ plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_
     launched->products = 0;
     launched->adds = false;
     launched->flags = 0;
+    launched->work = 0;
     plan_step(info, launched, CA_BACKWARD_DELTAS, grid);
 }
 
@@ -99,6 +101,7 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
     step->operands[CA_ATTENTION_OUTPUT] = *result;
     launched->products = 3 * CA_REFERENCE_TIMES;
     launched->flags = 0;
+    launched->work = 0;
     launched->adds = (attention->repeated >> gradients[n].role & 1) != 0;
     plan_step(info, launched,
               gradients[n].step | (launched->adds ? CA_BACKWARD_ADDS : 0) |
@@ -138,6 +141,7 @@ ca_backward_reference_plan_captured(const ca_device_info *info, ca_launched *lau
     const int64_t grid[] = {1, 1, 1, rows, columns};
     launched->products = products * CA_REFERENCE_TIMES;
     launched->flags = 0;
+    launched->work = 0;
     launched->adds = true; /* to sums that a step before has left */
     plan_step(info, launched, gradient, grid);
     launched->plan.splits = copies;

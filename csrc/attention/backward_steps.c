@@ -73,6 +73,7 @@ ca_backward_begin_plan(const ca_device_info *info, const char *name, uint32_t st
     launched->products = products_of(step);
     launched->adds = false;
     launched->flags = 0;
+    launched->work = 0;
 }
 
 void
