@@ -166,10 +166,12 @@ def varlen_attn(
 
 def _scale(scale: Any, name: str, code: str | None) -> Any:
     """Return a scale as an array; None: there is none to multiply by."""
-    if isinstance(scale, int | float | np.integer | np.floating) or (scale is None and code is not None):
+    if scale is None and code is not None:
+        scale = 1
+    if isinstance(scale, int | float | np.integer | np.floating):
         try:
             with np.errstate(over="raise"):
-                return np.array(1 if scale is None else scale, np.float32)
+                return np.array(scale, np.float32)
         except (OverflowError, FloatingPointError):
             raise ValueError(f"{name} is beyond float32; expected a number of its range") from None
     return scale
