@@ -166,8 +166,8 @@ def varlen_attn(
 
 def _scale(scale: Any, name: str, code: str | None) -> Any:
     """Return a scale as an array; None: there is none to multiply by."""
-    if scale is None:
-        return None if code is None else np.ones((), np.float32)
+    if scale is None and code is not None:
+        scale = 1
     if isinstance(scale, int | float | np.integer | np.floating):
         try:
             with np.errstate(over="raise"):

@@ -156,7 +156,7 @@ CALLS = {
         q, k, k, block_mask=changed_blocks(False)),
     "a block mask whose array has changed": lambda: flex(q, k, k, block_mask=changed_blocks(True)),
     "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 4)),
-    "lengths in the place of offsets": lambda: packed([2, 3], [2, 3]),
+    "lengths instead of offsets": lambda: packed([2, 3], [2, 3]),
     "offsets beyond the rows": lambda: packed([0, 2, 6], [0, 2, 5]),
     "offsets of another count": lambda: packed([0, 2, 5], [0, 5]),
     "a page that is not there": lambda: packed([0, 5], None, key=ones(2, 4, 2, 8),
