@@ -132,8 +132,11 @@ class PagedKVCache:
     def _renew_locks(self) -> None:
         # Changes wait for each other, from their check to their end. The guard is held for an
         # instant: readers do not wait for a long change. Handlers of signals may read, too.
-        self._changing = threading.RLock()
-        self._guard = threading.RLock()
+        try:
+            self._changing = threading.RLock()
+            self._guard = threading.RLock()
+        except RuntimeError as error:
+            raise MemoryError("no memory for the locks of a cache") from error
         self._busy = False
 
     def _change(self, name: str, work: Callable[[Draft], _T]) -> _T:

@@ -423,14 +423,18 @@ def sweep_memory(device, *, everything=True, only=None):
 
 
 def sweep_python(device, *, everything=True, only=None):
-    """Let the n-th allocation of the interpreter fail, for each operator. {outcome: count}."""
+    """Let the n-th allocation of the interpreter fail, for each operator. {outcome: count}.
+
+    Not for PagedKVCache, which has comprehensions: CPython 3.11 loses what these hold where it finds
+    no memory for them.
+    """
     import _testcapi
 
     counts = {"raised": 0}
     operators = operations(device, everything)
     hold_codes()
     for title, run in operators.items():
-        if only is not None and only not in title:
+        if (only is not None and only not in title) or "PagedKVCache" in title:
             continue
         expected = run()
         before = settle(device)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,19 +95,18 @@ def counts_of(cu_seq: Any, name: str, sequences: int, rows: int, of: str) -> lis
                 f"{name}"
             )
         return [count] * sequences
-    ends = integers(cu_seq, name)
-    counts = np.diff(ends)
-    if ends.size != sequences + 1:
+    ends = integers(cu_seq, name).tolist()
+    if len(ends) != sequences + 1:
         raise ValueError(
-            f"{name} has shape {ends.shape}; expected ({sequences + 1},), one more than sequences"
+            f"{name} has shape ({len(ends)},); expected ({sequences + 1},), one more than sequences"
         )
-    if ends[0] != 0 or (counts < 0).any() or ends[-1] > rows:
+    counts = [end - start for start, end in itertools.pairwise(ends)]
+    if ends[0] != 0 or any(count < 0 for count in counts) or ends[-1] > rows:
         raise ValueError(
-            f"{name} is {ends.tolist()!r:.80}; expected offsets from 0 to at most {rows}, the rows "
-            f"of {of}, that never fall"
+            f"{name} is {ends!r:.80}; expected offsets from 0 to at most {rows}, the rows of {of}, "
+            f"that never fall"
         )
-    found: list[int] = counts.tolist()
-    return found
+    return counts
 
 
 def one_or_several(numbers: Any, name: str) -> int | np.ndarray:
@@ -156,7 +155,9 @@ def _from_sequence(numbers: Sequence[Any] | np.ndarray, name: str) -> np.ndarray
     length = len(numbers)
     _check_length(length, name)
     try:
-        return np.fromiter((_index(number) for number in islice(numbers, length)), np.int64)
+        return np.fromiter(
+            (_index(number) for number in itertools.islice(numbers, length)), np.int64
+        )
     except OverflowError:
         _refuse_large(numbers, name)
     except TypeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +84,7 @@ class Rows:
         self.scales: Tensor | None = None
         self.offsets: Tensor | None = None
         given = _given_scales(scale, f"{name}_scale", self.heads)
-        if (given != 1).any() and not str(kept).startswith("float8"):
+        if any(number != 1 for number in given.tolist()) and not str(kept).startswith("float8"):
             raise ValueError(f"{name}_scale is {scale!r:.80}; expected 1.0: only float8 takes one")
         if kept == "int4":
             self.pages = _core.empty((*places, -(-size // 2)), np.uint8, device)
@@ -155,6 +156,8 @@ def _given_scales(scale: Any, name: str, heads: int) -> np.ndarray:
         given = found.astype(np.float32)
     if given.shape not in ((), (heads,)):
         raise ValueError(f"{name} has shape {given.shape}; expected () or ({heads},)")
-    if not (np.isfinite(given) & (given > 0)).all():
+    # NumPy's reductions and broadcasts raise a SystemError where memory runs out.
+    numbers = [given.item()] * heads if given.ndim == 0 else given.tolist()
+    if not all(0 < number < math.inf for number in numbers):
         raise ValueError(f"{name} is {scale!r:.80}; expected finite numbers above 0")
-    return np.ascontiguousarray(np.broadcast_to(given, (heads,)))
+    return np.array(numbers, np.float32)
