@@ -425,8 +425,8 @@ def sweep_memory(device, *, everything=True, only=None):
 def sweep_python(device, *, everything=True, only=None):
     """Let the n-th allocation of the interpreter fail, for each operator. {outcome: count}.
 
-    Not for PagedKVCache, which has comprehensions: CPython 3.11 loses what these hold where it finds
-    no memory for them.
+    Not for PagedKVCache, which has comprehensions: CPython 3.11 loses what these hold where it
+    finds no memory for them.
     """
     import _testcapi
 
