@@ -97,7 +97,7 @@ typedef struct {
 #define LESS(a, b) ((a) < (b) ? (a) : (b))
 #define MORE(a, b) ((a) > (b) ? (a) : (b))
 
-CALLED void
+INLINED void
 find_range(number_range *range, __global const storage *from, ca_int64 column, int count)
 {
     realv low = (realv)INFINITY;
