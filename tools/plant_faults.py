@@ -32,6 +32,8 @@ CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.
 BACKWARD = ("attention/test_backward.py",)
 FLEX_BACKWARD = ("attention/test_flex_backward.py",)
 PAGES = "python/test_paged_cache.py", "python/test_quantize.py"
+RAGGED = ("attention/test_ragged.py",)
+BYTES = "attention/test_bytes.py", "python/test_paged_attend.py"
 
 
 def to_half(x, as_real="as_float", as_bits="as_uint"):
@@ -246,6 +248,29 @@ FAULTS = [
     Fault("codes of a byte are swapped", "pages/quantize.cl",
           "convert_pairs(codes.even | codes.odd << 4)",
           "convert_pairs(codes.odd | codes.even << 4)", "pages", PAGES),
+    Fault("pages are those of the first sequence", "attention/keys.clh",
+          "header[CA_HEADER_PAGES] + first + number", "header[CA_HEADER_PAGES] + number",
+          "fastest tiled reference", RAGGED),
+    Fault("a run passes the end of its page", "attention/keys.clh",
+          "run->count = min(run->left, page_size - row);", "run->count = run->left;",
+          "fastest tiled", RAGGED),
+    Fault("the next page has the values of this one", "attention/keys.clh",
+          "run->value += run->value_ahead - run->row", "run->value += 0 - run->row",
+          "fastest", RAGGED),
+    Fault("all sequences have the band of the first one", "attention/keys.clh",
+          "{numbers[CA_SEQUENCE_LOWER], numbers[CA_SEQUENCE_UPPER]",
+          "{sequence_numbers(call, 0)[CA_SEQUENCE_LOWER],"
+          " sequence_numbers(call, 0)[CA_SEQUENCE_UPPER]", "fastest tiled reference", RAGGED),
+    Fault("sequences share partial rows", "attention/splits.clh",
+          "sequences_header(call)[CA_HEADER_PARTIAL] + numbers[CA_SEQUENCE_PARTIAL] +",
+          "sequences_header(call)[CA_HEADER_PARTIAL] +", "fastest", RAGGED),
+    Fault("values have the scales of keys", "attention/keys.clh",
+          "(real)run->value_scale[k *", "(real)run->key_scale[k *", "tiled reference", BYTES),
+    Fault("float8 has another bias", "support/lanes.clh",
+          "uintv, 3, 7, 0)", "uintv, 3, 6, 0)", "fastest", BYTES),
+    Fault("int4 of a byte are swapped", "attention/cpu/reals.clh",
+          "codes.even = bytes & (half_ucharv)15;", "codes.even = bytes >> (half_ucharv)4;",
+          "pages", BYTES),
 ]  # fmt: skip
 
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "attention/alone.h"
-#include "attention/fill.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
 #include "attention/trial.h"
@@ -129,8 +128,9 @@ make_model(const ragged *r, int64_t L, int64_t T, int64_t count, ca_attention *m
     model->operands[CA_ATTENTION_SEQUENCES] = sequences_operand(r, 0);
     model->operands[CA_ATTENTION_KEY].batch[0] = 1; /* each has its own */
     model->operands[CA_ATTENTION_VALUE].batch[0] = 1;
-    model->below = sequences->left == CA_BAND_UNBOUNDED ? CA_BAND_UNBOUNDED
-                                                        : sequences->left + L; /* of any sequence */
+    model->below = sequences->left < attention->L + attention->T
+                       ? sequences->left + L /* of any sequence */
+                       : CA_BAND_UNBOUNDED;
     model->above = ends                ? ca_smaller(sequences->right, model->T) + model->T - L
                    : sequences->causal ? 0
                                        : CA_BAND_UNBOUNDED;
@@ -167,9 +167,9 @@ done:
 }
 
 /* Plan the variants that sequences have. *failed becomes a variant that the device cannot plan or leaves out,
-   or stays -1. */
-static void
-plan_variants(ragged *r, const ca_forced *forced, int *failed)
+   or stays -1. CA_ERROR_SETTING if this variant is forced. */
+static ca_status
+plan_variants(ragged *r, const ca_forced *forced, int *failed, ca_error *error)
 {
     const ca_plan_limits limits = {r->info->max_work_group, r->info->local_memory};
     for (int n = 0; n < CA_VARIANT_COUNT && *failed < 0; n++) {
@@ -187,6 +187,12 @@ plan_variants(ragged *r, const ca_forced *forced, int *failed)
             *failed = n;
         }
     }
+    return *failed < 0 || forced->kernel == NULL
+               ? CA_OK
+               : ca_error_set(error, CA_ERROR_SETTING,
+                              "CLATTN_KERNEL is \"%s\", which has no plan for these sequences "
+                              "together",
+                              forced->kernel);
 }
 
 /* ---- ranges ---- */
@@ -277,10 +283,14 @@ sort_ranges(const ragged *r, row_range *ranges, int64_t count, ca_error *error)
     }
     int64_t placed = 0;
     for (int64_t core = 0; core < cores; core++) {
-        for (int64_t n = 0; n < count; n++) {
-            int64_t place = n % (2 * cores);
-            if ((place < cores ? place : 2 * cores - 1 - place) == core) {
-                sorted[placed++] = ranges[n];
+        for (int64_t first = 0; first < count; first += 2 * cores) {
+            const int64_t there = first + core;
+            const int64_t back = first + 2 * cores - 1 - core;
+            if (there < count) {
+                sorted[placed++] = ranges[there];
+            }
+            if (back < count) {
+                sorted[placed++] = ranges[back];
             }
         }
     }
@@ -297,8 +307,8 @@ list_ranges(ragged *r, ca_error *error)
 {
     ca_status status = CA_OK;
     int64_t most = 0;
-    if (r->kinds[CA_INDEX_reference].sequences >
-        0) { /* its work-items find their rows themselves */
+    /* The work-items of the reference find their rows themselves. */
+    if (r->kinds[CA_INDEX_reference].sequences > 0) {
         return CA_OK;
     }
     for (int64_t b = 0; b < r->count; b++) {
@@ -513,7 +523,7 @@ launch_variants(ragged *r, const ca_forced *forced, int *failed, ca_error *error
 {
     ca_status status = CA_OK;
     CA_TRY(choose_variants(r, forced, error));
-    plan_variants(r, forced, failed);
+    CA_TRY(plan_variants(r, forced, failed, error));
     if (*failed >= 0) {
         return CA_OK;
     }
@@ -528,25 +538,6 @@ done:
     free(r->table);
     r->ranges = NULL;
     r->table = NULL;
-    return status;
-}
-
-/* Rows behind the last sequence have no sink: their log-sum-exp is -inf. */
-static ca_status
-clear_sinks(const ca_attention *attention, int64_t first, ca_error *error)
-{
-    ca_status status = CA_OK;
-    const int64_t *batch = attention->batch;
-    for (int64_t head = 0; head < batch[1] * batch[2]; head++) {
-        ca_attention one = *attention;
-        ca_attention_take(&one, 1, head / batch[2], 1);
-        ca_attention_take(&one, 2, head % batch[2], 1);
-        ca_attention_take(&one, CA_BATCH_DIMS, first, attention->L - first);
-        const ca_operand *lse = &one.operands[CA_ATTENTION_LSE];
-        const ca_extent extent = ca_attention_extent(&one, CA_ATTENTION_LSE);
-        CA_TRY(ca_fill_extent(&extent, lse->block, lse->dtype, -INFINITY, error));
-    }
-done:
     return status;
 }
 
@@ -586,10 +577,6 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
         now.left_out |= failed >= 0 ? UINT32_C(1) << failed
                         : again     ? ~(UINT32_C(1) << CA_INDEX_reference)
                                     : 0;
-    }
-    if (status == CA_OK && behind > 0 && ca_attention_has(attention, CA_ATTENTION_SINKS) &&
-        ca_attention_has(attention, CA_ATTENTION_LSE)) {
-        status = clear_sinks(attention, sequences->rows[sequences->count], error);
     }
 done:
     free(r.variants);

@@ -40,27 +40,45 @@ fill(const ca_attention *attention, ca_attention_role role, double value, ca_err
     return ca_fill_extent(&extent, operand->block, operand->dtype, value, error);
 }
 
-/* Fill the log-sum-exp of rows without a key: with the sink of each. Rows behind the last sequence have none. */
+/* Fill the log-sum-exp of rows first … end - 1 of each head: with its sink, or with -inf. */
 static ca_status
-fill_sinks(const ca_attention *attention, ca_error *error)
+fill_lse(const ca_attention *attention, int64_t first, int64_t end, bool with_sinks,
+         ca_error *error)
 {
     ca_status status = CA_OK;
     const int64_t *batch = attention->batch;
-    const ca_sequences *sequences = attention->sequences;
-    int64_t rows = sequences != NULL ? sequences->rows[sequences->count] : attention->L;
-    if (rows < attention->L) {
-        CA_TRY(fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
-    }
-    for (int64_t n = 0; n < batch[0] * batch[1] * batch[2]; n++) {
+    for (int64_t n = 0; first < end && n < batch[0] * batch[1] * batch[2]; n++) {
         ca_attention one = *attention;
         const ca_operand *sink = &one.operands[CA_ATTENTION_SINKS];
         ca_attention_take(&one, 0, n / batch[2] / batch[1], 1);
         ca_attention_take(&one, 1, n / batch[2] % batch[1], 1);
         ca_attention_take(&one, 2, n % batch[2], 1);
-        ca_attention_take(&one, CA_BATCH_DIMS, 0, rows);
-        double value = sink->dtype == CA_FLOAT64 ? *(double *)sink->data : *(float *)sink->data;
+        ca_attention_take(&one, CA_BATCH_DIMS, first, end - first);
+        double value = !with_sinks                 ? -INFINITY
+                       : sink->dtype == CA_FLOAT64 ? *(double *)sink->data
+                                                   : *(float *)sink->data;
         CA_TRY(fill(&one, CA_ATTENTION_LSE, value, error));
     }
+done:
+    return status;
+}
+
+/* Returns how many rows belong to a sequence. Those behind them have no sink. */
+static int64_t
+rows_of_sequences(const ca_attention *attention)
+{
+    const ca_sequences *sequences = attention->sequences;
+    return sequences != NULL ? sequences->rows[sequences->count] : attention->L;
+}
+
+/* Fill the log-sum-exp of rows without a key: with the sink of each. */
+static ca_status
+fill_sinks(const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    int64_t rows = rows_of_sequences(attention);
+    CA_TRY(fill_lse(attention, 0, rows, true, error));
+    CA_TRY(fill_lse(attention, rows, attention->L, false, error));
 done:
     return status;
 }
@@ -284,6 +302,21 @@ done:
     return status;
 }
 
+/* Launches a problem of sequences. */
+static ca_status
+launch_ragged(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+              ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(ca_attention_run_ragged(device, forced, attention, error));
+    if (ca_attention_has(attention, CA_ATTENTION_SINKS) &&
+        ca_attention_has(attention, CA_ATTENTION_LSE)) {
+        CA_TRY(fill_lse(attention, rows_of_sequences(attention), attention->L, false, error));
+    }
+done:
+    return status;
+}
+
 /* ---- halves, where a device cannot hold the memory of one launch ---- */
 
 /* The outermost leading dimension above 1, else the rows. Halves keep the order of rows,
@@ -316,7 +349,7 @@ ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *atten
         if (info->memory != CA_MEMORY_SVM) {
             join_inputs(info, attention);
         }
-        return ragged     ? ca_attention_run_ragged(device, forced, attention, error)
+        return ragged     ? launch_ragged(device, forced, attention, error)
                : backward ? ca_attention_run_backward(device, forced, attention, error)
                           : launch_whole(device, forced, attention, error);
     }
