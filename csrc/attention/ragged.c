@@ -549,6 +549,8 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
     const ca_sequences *sequences = attention->sequences;
     int64_t behind = attention->L - sequences->rows[sequences->count];
     ca_forced now = *forced;
+    int *variants = NULL;
+    int64_t *splits = NULL;
     ragged r = {.device = device,
                 .info = ca_device_get_info(device),
                 .attention = attention,
@@ -556,11 +558,14 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
     CA_TRY(ca_attention_find_instructions(device, forced, attention, error));
     CA_TRY(ca_device_prepare(device, error));
     now.left_out |= ca_attention_wrong(device, attention);
-    r.variants = malloc((size_t)(r.count + 1) * sizeof(*r.variants));
-    r.splits = malloc((size_t)(r.count + 1) * sizeof(*r.splits));
-    if (r.variants == NULL || r.splits == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for %lld sequences",
-                            (long long)sequences->count));
+    variants = malloc((size_t)(r.count + 1) * sizeof(*variants));
+    splits = malloc((size_t)(r.count + 1) * sizeof(*splits));
+    r.variants = variants;
+    r.splits = splits;
+    if (variants == NULL || splits == NULL) {
+        status = ca_error_set(error, CA_ERROR_MEMORY, "no memory for %lld sequences",
+                              (long long)sequences->count);
+        goto done;
     }
     for (bool again = true; again;) {
         int failed = -1;
@@ -579,7 +584,7 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
                                     : 0;
     }
 done:
-    free(r.variants);
-    free(r.splits);
+    free(variants);
+    free(splits);
     return status;
 }
