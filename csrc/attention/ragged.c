@@ -273,6 +273,9 @@ static ca_status
 sort_ranges(const ragged *r, row_range *ranges, int64_t count, ca_error *error)
 {
     int64_t cores = r->info->type == CA_DEVICE_CPU ? r->info->compute_units : 1;
+    if (count < 2) {
+        return CA_OK;
+    }
     qsort(ranges, (size_t)count, sizeof(*ranges), compare_costs);
     if (cores == 1 || count <= cores) {
         return CA_OK;
