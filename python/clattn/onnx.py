@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 from clattn import _core
 from clattn._arguments.arrays import ArrayT
+from clattn._arguments.bytes import as_bytes, float8_of
 from clattn._arguments.devices import find_named
 from clattn._host.extras import how_to_install
 
@@ -229,29 +229,14 @@ def tensor_scatter(
     array([[1., 1., 0., 0.],
            [1., 0., 0., 1.]], dtype=float32)
     """
-    dtype = _float8_of(past_cache)
+    dtype = float8_of(past_cache)
     if dtype is not None:
         other = getattr(update, "dtype", None)
         if other is not None and other != dtype:
             raise TypeError(f"update has dtype {other}; expected {dtype}, that of past_cache")
-        past_cache, update = _as_bytes(past_cache), _as_bytes(update)
+        past_cache, update = as_bytes(past_cache), as_bytes(update)
     result: Any = _core.onnx_tensor_scatter(past_cache, update, write_indices, axis, mode, device)
     return cast("ArrayT", result if dtype is None else result.view(dtype))
-
-
-def _float8_of(array: Any) -> Any:
-    """Return the dtype of an array of float8 numbers, of any library; None for others."""
-    dtype = getattr(array, "dtype", None)
-    return dtype if str(dtype).rpartition(".")[2].startswith("float8") else None
-
-
-def _as_bytes(array: Any) -> Any:
-    """View an array of float8 as uint8; anything else comes back as it is."""
-    dtype = _float8_of(array)
-    if dtype is None:
-        return array
-    is_torch = str(dtype).startswith("torch.")
-    return array.view(sys.modules["torch"].uint8 if is_torch else "uint8")
 
 
 def reference_ops(device: DeviceLike | None = None) -> list[type]:

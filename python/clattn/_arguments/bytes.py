@@ -1,25 +1,40 @@
-"""Keys and values in bytes: int8 and float8, with scales."""
+"""Arrays of bytes that stand for numbers: int8 and float8."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-import numpy as np
+__all__ = ["as_bytes", "float8_of", "read_bytes"]
 
-__all__ = ["FLOAT8", "read_bytes"]
+# Those that keys and values may have.
+_CODES = ("float8_e4m3fn", "float8_e5m2")
 
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+def float8_of(array: Any) -> Any:
+    """Return the dtype of an array of float8 numbers, of any library; None for others."""
+    dtype = getattr(array, "dtype", None)
+    return dtype if _word(dtype).startswith("float8") else None
+
+
+def as_bytes(array: Any) -> Any:
+    """View an array of float8 as uint8; anything else comes back as it is."""
+    dtype = float8_of(array)
+    if dtype is None:
+        return array
+    is_torch = str(dtype).startswith("torch.")
+    return array.view(sys.modules["torch"].uint8 if is_torch else "uint8")
 
 
 def read_bytes(
     key: Any, value: Any, key_scale: Any, value_scale: Any
 ) -> tuple[Any, Any, str | None]:
     """Return key and value as the core reads them, and the name of their float8 dtype, if any."""
-    words = [str(getattr(array, "dtype", "")).removeprefix("torch.") for array in (key, value)]
+    words = [_word(getattr(array, "dtype", None)) for array in (key, value)]
     for name, word, scale in zip(("key", "value"), words, (key_scale, value_scale), strict=True):
         if word == "int8" and scale is None:
             raise TypeError(f"{name} has dtype int8; expected {name}_scale with it")
-    found = [word for word in words if word in FLOAT8]
+    found = [word for word in words if word in _CODES]
     if not found:
         return key, value, None
     if words[0] != words[1]:
@@ -27,17 +42,9 @@ def read_bytes(
             f"key has dtype {words[0]} and value has dtype {words[1]}; expected both to have one "
             "dtype"
         )
-    return _as_uint8(key), _as_uint8(value), found[0]
+    return as_bytes(key), as_bytes(value), found[0]
 
 
-def _as_uint8(array: Any) -> Any:
-    """View an array of float8 as uint8: NumPy's, or torch's."""
-    if isinstance(array, np.ndarray):
-        return array.view(np.uint8)
-    return array.view(_torch_uint8(array))
-
-
-def _torch_uint8(array: Any) -> Any:
-    import torch
-
-    return torch.uint8
+def _word(dtype: Any) -> str:
+    """Return the name of a dtype without that of its library."""
+    return str(dtype).rpartition(".")[2]
