@@ -28,7 +28,8 @@ def fitting(tmp_path_factory):
         pytest.skip("needs a C compiler")
     program = tmp_path_factory.mktemp("words") / "device_words"
     sources = [TESTS / "support" / "device_words.c", CSRC / "opencl" / "words.c",
-               CSRC / "base" / "strbuf.c", CSRC / "base" / "status.c"]  # fmt: skip
+               CSRC / "base" / "strbuf.c", CSRC / "base" / "status.c",
+               CSRC / "base" / "platform.c"]  # fmt: skip
     macros = ["-DCL_TARGET_OPENCL_VERSION=300", "-D_GNU_SOURCE"]
     folders = ["-I", CSRC, "-I", HEADERS]
     subprocess.run([COMPILER, "-std=c11", *macros, *folders, "-o", program, *sources], check=True)
