@@ -85,6 +85,9 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
         ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
     }
     ca_kernel_define(spec, "REAL64", ca_attention_in_float64(attention));
+    if (ca_attention_has(attention, CA_ATTENTION_SEQUENCES)) {
+        ca_kernel_define(spec, "RAGGED", 1);
+    }
     if (mods != NULL) {
         ca_kernel_define(spec, "HAS_SCORE_MOD", mods->has_score);
         ca_kernel_define(spec, "HAS_MASK_MOD", mods->has_mask);

@@ -419,7 +419,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     PLAIN_FOR (int n = 0; n < attending; n++) {
         realv decay[RT];
         realv *of_tile = scores + n * RT * (BN / LANES);
-        if (USES(params, KEY_SCALE)) {
+        if (SCALES(params, KEY_SCALE)) {
             scale_block(&runs[n], keys, false, of_tile);
         }
         for (int r = 0; r < RT; r++) {
@@ -428,7 +428,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
             finish_scores(call, row, j0, keys, of_row);
             decay[r] = weigh_row(params, row, of_row, keys);
         }
-        if (USES(params, VALUE_SCALE)) {
+        if (SCALES(params, VALUE_SCALE)) {
             scale_block(&runs[n], keys, true, of_tile);
         }
         scale_result(tiles->result + numbers[n] * RT * slots, decay, (int)params->Ev);
@@ -448,7 +448,7 @@ start_row(decode_row *row, realv *queries, const attention_call *call, const spl
           int r)
 {
     const ca_attention_params *params = call->params;
-    row->i = row_of_share(share, r, row->batch);
+    row->i = row_of_share(params, share, r, row->batch);
     const batch_sequence sequence = sequence_of(call, row->batch);
     row->bounds = count_from(bounds_of(&sequence), row->i, 0);
     row->first = max((ca_int64)0, row->i + sequence.lower);
@@ -475,7 +475,7 @@ end_row(const attention_call *call, const decode_row *row, const realv *result, 
     PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
         of_row[n] = result[slot_of(r, n, Ev)];
     }
-    if (share->splits > 1) {
+    if (splits_of_share(params, share) > 1) {
         store_partial(partial_row(call, row->batch, row->i, share->split, PARTIAL_SIZE(Ev)), of_row,
                       row->highest, sum, Ev);
     } else {
@@ -542,7 +542,7 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const key_range keys = part_of_keys(first, last, mine.split, mine.splits);
+    const key_range keys = part_of_keys(first, last, mine.split, splits_of_share(params, &mine));
     const decode_tiles all = {tiles, rows, queries, result};
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {

@@ -444,7 +444,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_decode_gpu(ATTENTION_ARGUMENTS)
     find_share(&group, &call, group_of(&params), 0, RT);
     if (item < RT) {
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_share(&group, item, batch);
+        const ca_int64 i = row_of_share(&params, &group, item, batch);
         start_group_row(&group_rows[item], &call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of rows: their reads */

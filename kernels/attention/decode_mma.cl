@@ -175,7 +175,7 @@ share_queries(__local uint4 *queries, const attention_call *call, const split_sh
         const int row = n / (4 * KEY_LOADS);
         const int chunk = n - row * (4 * KEY_LOADS);
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_share(group, row, batch);
+        const ca_int64 i = row_of_share(params, group, row, batch);
         __global const ushort *from =
             (__global const ushort *)(call->query + ca_offset(&params->query, batch, i, 0));
         const int at = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
@@ -306,7 +306,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_share(&group, item, batch);
+        const ca_int64 i = row_of_share(&params, &group, item, batch);
         start_group_row(&group_rows[item], &call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */

@@ -117,7 +117,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const tile_blo
     const ca_attention_params *params = tile->call->params;
     real scores[MI * NJ] = {REAL(0.0)};
     score_block(tile, run, row, true, block, scores);
-    if (USES(params, KEY_SCALE)) {
+    if (SCALES(params, KEY_SCALE)) {
         scale_numbers(tile, run, row, block, false, scores);
     }
     softmax->seen |= finish_scores(tile, block, scores);
@@ -126,7 +126,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const tile_blo
     if (USES(params, DROPOUT)) {
         drop_weights(tile, block, scores);
     }
-    if (USES(params, VALUE_SCALE)) {
+    if (SCALES(params, VALUE_SCALE)) {
         scale_numbers(tile, run, row, block, true, scores);
     }
     add_block(tile, run, row, block, scores, result);
