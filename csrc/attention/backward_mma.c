@@ -18,8 +18,8 @@
 #define LINES     32
 #define FEW_LINES 16
 
-/* The largest head size of a warp with two tiles, if scores are plain products, and the largest one for which LINES are
-   taken together otherwise. Above them registers spill. */
+/* Above these head sizes registers spill: if a warp has two tiles and scores are plain products, and if it takes a
+   wide strip otherwise. */
 #define TWO_TILES_HEAD  64
 #define WIDE_STRIP_HEAD 64
 

@@ -250,7 +250,7 @@ divide_sequence(const ragged *r, int64_t b, row_range *to)
     return count * r->splits[b];
 }
 
-/* The dearest ranges come first, and those of one cost in order. */
+/* Orders ranges by falling cost, and those of one cost by their numbers. */
 static int
 compare_costs(const void *a, const void *b)
 {

@@ -129,7 +129,7 @@ varlen_attn(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject
                           &error) == 0) {
         wanted.query = args[QUERY];
         wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
-        call.name = "varlen_attn";
+        call.name = "varlen_attn"; /* ca_py_sdpa_parse has changed it, if there are mods */
         answer = ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
     }
     free(found.memory);

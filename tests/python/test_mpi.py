@@ -52,7 +52,7 @@ def test_every_rank_gets_its_part_of_the_single_call(device, mpirun):
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_any_number_of_ranks(mpirun, ranks):
-    # An MPI library that one thread at a time may call is used without a thread for messages.
+    # With this level of MPI, clattn starts no thread for messages.
     env = {"MPI4PY_RC_THREAD_LEVEL": "serialized"} if ranks == 3 else None
     what = ["results"] if ranks == 4 else ["results", "gradients"]
     run_ranks(mpirun, ranks, clattn.devices()[0], *what, env=env)
