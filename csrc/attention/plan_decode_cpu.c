@@ -32,6 +32,9 @@
    work-item, or for one or two rows whose keys are not far by cores that take turns. */
 #define ORDERED_BYTES (8 << 20)
 
+/* Small pages, which end before a core has begun to prefetch their rows by itself. */
+#define KEYS_OF_SMALL_PAGE 16
+
 /* The most keys of a block, whose keys and values the second cache keeps: for tiles of one or two rows, and for
    other tiles. */
 #define LONG_BLOCK  256
@@ -76,37 +79,43 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
             splits_worthwhile(attention, 1) > 1);
 }
 
-/* True if the heads of dimension `d` lie side by side in each row. */
-static bool
-heads_adjoin(const ca_operand *operand, int d)
+/* Returns how many keys a page has, or 0 if there are no pages. */
+static int64_t
+keys_of_page(const ca_attention *attention)
 {
-    return !ca_operand_has_rows(operand) ||
-           (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
+    return ca_attention_has_pages(attention) ? attention->sequences->page_size : 0;
 }
 
+/* True if the heads of dimension `d` lie side by side in each row, or one behind the other in each page. */
 static bool
-last_heads_adjoin(const ca_operand *operand)
+heads_adjoin(const ca_attention *attention, int d)
 {
-    return heads_adjoin(operand, CA_BATCH_DIMS - 1);
-}
-
-static bool
-outer_heads_adjoin(const ca_operand *operand)
-{
-    return heads_adjoin(operand, CA_BATCH_DIMS - 2);
+    static const ca_attention_role roles[] = {CA_ATTENTION_KEY, CA_ATTENTION_VALUE,
+                                              CA_ATTENTION_PAST_KEY, CA_ATTENTION_PAST_VALUE};
+    int64_t page = keys_of_page(attention);
+    for (size_t n = 0; n < sizeof(roles) / sizeof(*roles); n++) {
+        const ca_operand *operand = &attention->operands[roles[n]];
+        int64_t columns = operand->columns;
+        bool in_rows = operand->batch[d] == columns && operand->row_stride > columns;
+        bool in_pages =
+            page > 0 && operand->row_stride == columns && operand->batch[d] == page * columns;
+        if (ca_operand_has_rows(operand) && !in_rows && !in_pages) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
-   lie side by side, as in a cache (B, S, H, E), so a work-item that has several heads reads memory in
-   its order. */
+   lie side by side, as in a cache (B, S, H, E), or one head behind the other in pages. So a work-item that
+   has several heads reads memory in its order. */
 static int
 dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
 {
     const int last = CA_BATCH_DIMS - 1;
     const bool shares_outer = plan->heads == attention->batch[last];
-    const bool adjoin =
-        ca_attention_keys_are(attention, shares_outer ? outer_heads_adjoin : last_heads_adjoin);
-    return !adjoin ? -1 : shares_outer ? last - 1 : last;
+    const int d = shares_outer ? last - 1 : last;
+    return heads_adjoin(attention, d) ? d : -1;
 }
 
 /* Returns how many keys the kernel reads as one block. `few` is true if a tile has one or two rows. */
@@ -114,7 +123,7 @@ static int64_t
 keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few)
 {
     int64_t size = (int64_t)ca_dtype_size(attention->operands[CA_ATTENTION_KEY].dtype);
-    if (few && size == 2 && !ca_first_cache_is_large(info)) {
+    if (few && size == 2 && keys_of_page(attention) == 0 && !ca_first_cache_is_large(info)) {
         return ca_smaller(HALF_BLOCK_BYTES / (size * attention->E), LONG_BLOCK);
     }
     return few ? LONG_BLOCK : SHORT_BLOCK;
@@ -125,8 +134,9 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static uint32_t
 what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
 {
+    int64_t page = keys_of_page(attention);
     bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin) &&
-                  !ca_attention_has_pages(attention);
+                  (page == 0 || page > KEYS_OF_SMALL_PAGE);
     if (few) {
         return adjoin && !ca_first_cache_is_large(info) ? 0 : CA_FETCHES_ROWS;
     }

@@ -144,7 +144,7 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
         PLAIN_FOR (int k = 0; k < present; k += count) {
             count = go_to_key(runs, k0 + k, present - k);
             row_stream stream = whole_stream;
-            look_ahead(&stream, runs->call, runs->run.key_ahead);
+            count = look_ahead(&stream, runs, k0 + k, runs->run.key_ahead, count);
             __global const key_storage *key = runs->run.key + (k0 + k - runs->first) * stride;
             realv *of_keys = products + k;
             int n = 0;
@@ -272,7 +272,7 @@ add_values(block_runs *runs, realv *result, const realv *weights, int first, int
     PLAIN_FOR (int k = first; k < end; k += keys) {
         keys = go_to_key(runs, k, end - k);
         row_stream stream = whole_stream;
-        look_ahead(&stream, runs->call, runs->run.value_ahead);
+        keys = look_ahead(&stream, runs, k, runs->run.value_ahead, keys);
         const real *weight = (const real *)weights + k;
         __global const value_storage *from = runs->run.value + (k - runs->first) * stride;
         int n = 0;
@@ -380,6 +380,22 @@ typedef struct {
     realv *result;  /* [count][RT][slots of Ev] */
 } decode_tiles;
 
+/* Returns how many keys a tile reads before the tile of another head takes its turn: a page of them where each head's
+   keys lie together in a page, else LANES. */
+INLINED int
+keys_of_turn(const attention_call *call)
+{
+    const ca_attention_params *params = call->params;
+    if (params->key_heads == 1) {
+        return BN;
+    }
+    if (IS_RAGGED(params) && params->key.row == params->E) {
+        const int page = (int)sequences_header(call)[CA_HEADER_PAGE_SIZE];
+        return min(BN, (page + LANES - 1) / LANES * LANES);
+    }
+    return LANES;
+}
+
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` begins at key j0 of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
    a few keys, and where columns need several passes, a pass takes a few values. */
@@ -390,8 +406,9 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const ca_attention_params *params = call->params;
     const int vectors = VECTORS_OF(params->E);
     const int slots = SLOTS_OF_ROW(params->Ev);
-    const int keys_at_once = params->key_heads > 1 ? LANES : BN;
-    const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
+    const int keys_at_once = keys_of_turn(call);
+    const int values_at_once =
+        slots > PASS || keys_at_once == LANES ? VALUES_AT_ONCE : keys_at_once;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
     block_runs runs[TILES];
     int attending = 0; /* tiles that attend to a key of the block */

@@ -78,6 +78,16 @@ def test_page_sizes(device, page_size):
 
 
 @fastest
+@pytest.mark.by_turns
+@pytest.mark.parametrize("heads", [(6, 6), (16, 4)], ids=str)
+@pytest.mark.parametrize(("layout", "page_size"), [("HND", 20), ("HND", 300), ("NHD", 70)])
+def test_heads_of_a_page_are_read_together(device, layout, page_size, heads):
+    """Keys and values take more than 16 MiB: a work-item has several heads (tests of decoding)."""
+    check_sequences(packed([1, 2], [5000, 3300], *heads, E=80 * 6 // heads[1]), device,
+                    page_size=page_size, page_layout=layout, window_size=(4900, -1))  # fmt: skip
+
+
+@fastest
 def test_many_sequences_of_one_row(device):
     check_sequences(packed([1] * 1000, [n % 7 for n in range(1000)], E=8), device)
 
