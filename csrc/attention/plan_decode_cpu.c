@@ -28,8 +28,9 @@
 /* Keys and values are far if they take more than FAR_BYTES: the last cache does not hold them. */
 #define FAR_BYTES (16 << 20)
 
-/* Above ORDERED_BYTES of keys and values, heads that lie side by side are read in the order of memory: by one
-   work-item, or for one or two rows whose keys are not far by cores that take turns. */
+/* Heads that lie side by side are read in the order of memory if keys and values take more than ORDERED_BYTES: by one
+   work-item, or for one or two rows whose keys are not far by cores that take turns. Those in pages are always
+   read so. */
 #define ORDERED_BYTES (8 << 20)
 
 /* Small pages, which end before a core has begun to prefetch their rows by itself. */
@@ -159,7 +160,9 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     int64_t together = few ? rows : SHARED_ROWS;
     const int adjoining = dimension_to_share(attention, plan);
     const bool far = ca_attention_keys_exceed(attention, true, FAR_BYTES);
-    const int shared = far || (many && rows > ROWS_BOUND_BY_MEMORY) ? adjoining : -1;
+    const bool ordered =
+        far || keys_of_page(attention) > 0 || (many && rows > ROWS_BOUND_BY_MEMORY);
+    const int shared = ordered ? adjoining : -1;
     plan->cpu.keys_are_far = far || shared >= 0;
     plan->cpu.fetches = what_to_fetch(info, attention, few, plan->cpu.keys_are_far);
     plan->rows = together * SHARES;
