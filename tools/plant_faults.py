@@ -271,7 +271,7 @@ FAULTS = [
     Fault("values of vectors have the scales of keys", "attention/decode_cpu/runs.clh",
           "(of_values ? runs->run.value_scale : runs->run.key_scale)", "runs->run.key_scale",
           "fastest", BYTES),
-    Fault("int4 of a byte are swapped", "attention/cpu/reals.clh",
+    Fault("int4 of a byte are swapped", "attention/int4.clh",
           "codes.even = bytes & (half_ucharv)15;", "codes.even = bytes >> (half_ucharv)4;",
           "pages", BYTES),
 ]  # fmt: skip

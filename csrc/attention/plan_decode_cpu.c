@@ -210,7 +210,8 @@ const ca_variant ca_variant_decode_cpu = {
     .word = "decode_cpu",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS |
+             CA_INT4_OPTIONS,
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",
     .fast = CA_FAST_ON_CPUS,

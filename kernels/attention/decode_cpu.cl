@@ -90,9 +90,8 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
    The function reads one key after the other, with few instructions for each. Memory delivers keys
    at full speed only then, not where the products of several keys are interleaved. */
 #define DEFINE_ADD_PRODUCTS(name, vectors)                                                         \
-    CALLED void name(realv *restrict products, __global const key_storage *key,                    \
-                     const row_stream *stream, int present, const realv *restrict queries,         \
-                     intv own, bool first)                                                         \
+    CALLED void name(realv *restrict products, key_rows key, const row_stream *stream,             \
+                     int present, const realv *restrict queries, intv own, bool first)             \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
@@ -100,7 +99,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
                 sums[r] = first ? (realv)REAL(0.0) : products[r * LANES + k];                      \
             }                                                                                      \
             UNROLLED_FOR (int n = 0; n < (vectors); n++) {                                         \
-                realv x = load_key_lanes(key + n * LANES);                                         \
+                realv x = load_row_of_key(key + n * LANES);                                        \
                 x = (vectors) == 1 ? as_realv(as_intv(x) & own) : x;                               \
                 UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
                     sums[r] = fma(x, queries[n * RT + r], sums[r]);                                \
@@ -109,7 +108,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, *stream, (vectors) * LANES * (int)sizeof(key_storage))                      \
+            FETCH_ROW(key, *stream, (vectors) * LANES * (int)sizeof(key_storage))                  \
             key += stream->stride;                                                                 \
         }                                                                                          \
     }
@@ -145,7 +144,8 @@ score_keys(block_runs *runs, int first, int keys, const realv *queries, realv *s
             count = go_to_key(runs, k0 + k, present - k);
             row_stream stream = whole_stream;
             count = look_ahead(&stream, runs, k0 + k, runs->run.key_ahead, count);
-            __global const key_storage *key = runs->run.key + (k0 + k - runs->first) * stride;
+            real unpacked[UNPACKED_SIZE];
+            key_rows key = find_keys(unpacked, runs, k0 + k, count, &stream);
             realv *of_keys = products + k;
             int n = 0;
             PLAIN_FOR (; n + 8 <= whole; n += 8) {
@@ -212,8 +212,8 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
 /* Defines a function that adds the weighted values of `keys` keys to the sums of
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
-    CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     const row_stream *stream, int keys, ca_int64 last)                            \
+    CALLED void name(realv *sums, const real *weights, value_rows value, const row_stream *stream, \
+                     int keys, ca_int64 last)                                                      \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -221,14 +221,14 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
         }                                                                                          \
         PLAIN_FOR (int j = 0; j < keys; j++) {                                                     \
             UNROLLED_FOR (int n = 0; n < (columns); n++) {                                         \
-                const realv x = load_value_lanes(value + min((ca_int64)(n * LANES), last));        \
+                const realv x = load_row_of_value(value + min((ca_int64)(n * LANES), last));       \
                 UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
                     pass[r * (columns) + n] =                                                      \
                         fma((realv)weights[r * BN], x, pass[r * (columns) + n]);                   \
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value, *stream, (columns) * LANES * (int)sizeof(value_storage))                  \
+            FETCH_ROW(value, *stream, (columns) * LANES * (int)sizeof(value_storage))              \
             value += stream->stride;                                                               \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -270,11 +270,12 @@ add_values(block_runs *runs, realv *result, const realv *weights, int first, int
     const int slots = SLOTS_OF_ROW(Ev);
     int keys;
     PLAIN_FOR (int k = first; k < end; k += keys) {
-        keys = go_to_key(runs, k, end - k);
+        keys = go_to_key(runs, k, HAS_INT4 ? min(LANES, end - k) : end - k);
         row_stream stream = whole_stream;
         keys = look_ahead(&stream, runs, k, runs->run.value_ahead, keys);
         const real *weight = (const real *)weights + k;
-        __global const value_storage *from = runs->run.value + (k - runs->first) * stride;
+        real unpacked[UNPACKED_SIZE];
+        value_rows from = find_values(unpacked, runs, k, keys, &stream);
         int n = 0;
         PLAIN_FOR (; n + PASS <= slots; n += PASS) {
             add_pass(result + n * RT, weight, from + n * LANES, &stream, keys,
@@ -389,7 +390,7 @@ keys_of_turn(const attention_call *call)
     if (params->key_heads == 1) {
         return BN;
     }
-    if (IS_RAGGED(params) && params->key.row == params->E) {
+    if (IS_RAGGED(params) && params->key.row <= params->E) {
         const int page = (int)sequences_header(call)[CA_HEADER_PAGE_SIZE];
         return min(BN, (page + LANES - 1) / LANES * LANES);
     }
@@ -436,7 +437,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     PLAIN_FOR (int n = 0; n < attending; n++) {
         realv decay[RT];
         realv *of_tile = scores + n * RT * (BN / LANES);
-        if (SCALES(params, KEY_SCALE)) {
+        if (!HAS_INT4 && SCALES(params, KEY_SCALE)) {
             scale_block(&runs[n], keys, false, of_tile);
         }
         for (int r = 0; r < RT; r++) {
@@ -445,7 +446,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
             finish_scores(call, row, j0, keys, of_row);
             decay[r] = weigh_row(params, row, of_row, keys);
         }
-        if (SCALES(params, VALUE_SCALE)) {
+        if (!HAS_INT4 && SCALES(params, VALUE_SCALE)) {
             scale_block(&runs[n], keys, true, of_tile);
         }
         scale_result(tiles->result + numbers[n] * RT * slots, decay, (int)params->Ev);
