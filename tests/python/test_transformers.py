@@ -233,7 +233,7 @@ def test_autocast_casts_a_float_mask():
 def test_a_mask_shows_what_it_says():
     mask = clattn.transformers.make_mask(2, 3, 5, 2)
     assert repr(mask) == (
-        "AttentionMask((2, 1, 3, 5), _Band(is_causal=True, window=None, query_offset=2))"
+        "AttentionMask((2, 1, 3, 5), BandOptions(is_causal=True, window=None, query_offset=2))"
     )
     mask[0].fill_(True)
     assert repr(mask) == "AttentionMask((2, 1, 3, 5), elements)"
