@@ -162,8 +162,9 @@ def call_counts() -> Counter[str]:
     Returns
     -------
     counts : collections.Counter
-        "clattn", and "torch: " with a reason. Two of them can be subtracted. Calls that raised an
-        error of clattn do not count, nor do those of programs that ``torch.compile`` has made.
+        "clattn", "clattn: " with the way of a call of `clattn.transformers.attend`, and "torch: "
+        with a reason. Two of them can be subtracted. Calls that raised an error of clattn do not
+        count, nor do those of programs that ``torch.compile`` has made.
 
     Examples
     --------

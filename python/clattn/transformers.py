@@ -29,8 +29,9 @@ except ImportError as error:
     ) from error
 
 from clattn._arguments.autocast import autocast
-from clattn._parts import torch_operator
-from clattn._parts.model_masks import AttentionMask, BandOptions, make_mask
+from clattn._parts import torch_operator, torch_sequences
+from clattn._parts.model_masks import AttentionMask, BandOptions, count_seen_keys, make_mask
+from clattn._parts.torch_reasons import DENSE, KEYS, OURS, PACKED, UNPADDED, count
 
 if TYPE_CHECKING:
     from clattn._arguments.arrays import DeviceLike
@@ -51,7 +52,9 @@ _SAID = {
 }
 # Arguments that choose keys beside the mask.
 _CHOOSING = ("block_indices", "cache", "indices")
-_PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+# Arguments that divide rows and keys into sequences.
+_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+_PACKING = (*_LENGTHS, "max_length_q", "max_length_k", "seq_idx")
 
 
 def register(device: DeviceLike | None = None) -> None:
@@ -137,7 +140,10 @@ def attend(
     device : Device, optional
         Where to run.
     **kwargs
-        Arguments that say nothing about attention are ignored. A warning names unknown ones.
+        The sequences of packed rows: ``cu_seq_lens_q`` and ``cu_seq_lens_k``, offsets (n + 1,)
+        among the B * L rows and the B * S keys, one of which will do if L is S; or ``seq_idx``, the
+        number of each row's sequence, (B, L) or (1, L); or ``position_ids``, see below. Arguments
+        that say nothing about attention are ignored. A warning names unknown ones.
 
     Returns
     -------
@@ -150,8 +156,8 @@ def attend(
     TypeError
         The mask is of another kind, or a tensor of a wrong dtype or device.
     ValueError
-        Shapes do not fit; an argument chooses keys in a way that clattn does not know; or
-        weights are asked for while torch records gradients.
+        Shapes or offsets do not fit; an argument chooses keys in a way that clattn does not know;
+        or weights are asked for while torch records gradients.
     DeviceError
         No OpenCL device is usable, or OpenCL reports an error.
     MemoryError
@@ -159,6 +165,11 @@ def attend(
 
     Notes
     -----
+    Offsets win, then numbers, then what `make_mask` has found. If none of them says so, and there
+    is no mask, ``position_ids`` of shape (L,), (1, L) or (3, 1, L) divide the rows where a position
+    is not greater than the one before: of three positions, where none is.
+    `clattn.torch.call_counts` says which calls were packed, and which left out padding.
+
     Under ``torch.autocast`` query, key, value and a float mask, with the bias in it, are cast as
     torch casts them. Where a tensor requires gradients and they are enabled, torch records the
     call: see `clattn.torch.scaled_dot_product_attention`.
@@ -179,62 +190,142 @@ def attend(
     casts = torch.is_autocast_enabled("cpu")
     if casts:
         operands = operands.map(autocast, *FACTORS)
-    (_, Hq, L, _), (_, _, S, Ev) = query.shape, value.shape
-    band = BandOptions()
-    mask: Any = attention_mask
-    if mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        band = BandOptions(is_causal=bool(causal) and L > 1)
-    elif isinstance(mask, AttentionMask):
-        if mask.band is not None and mask.shape[2] == L and mask.shape[3] >= S:
-            mask, band = mask.padding, mask.band
-            mask = None if mask is None else mask[:, None, None]
-        else:
-            mask = mask.dense()
-    if mask is not None:
-        mask = mask[..., :S]
+    L, S = query.shape[2], value.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    band, mask, sequences = _read_mask(attention_mask, len(query), L, S, bool(causal))
+    by_lengths = any(kwargs.get(name) is not None for name in _LENGTHS)
+    seen = S if by_lengths else count_seen_keys(band, band.query_offset, L, S)
+    if seen < S:
+        operands, S = operands.cut("S", slice(seen)), seen
+    packed = _find_packed(kwargs, attention_mask, sequences, band, operands)
+    left, right = band.window or (None, None)
+    options = torch_operator.Options(
+        dropout_p=dropout,
+        causal="upper_left" if band.is_causal else "",
+        scale=scaling,
+        enable_gqa=True,
+        left=left,
+        right=right,
+        softcap=softcap or 0.0,
+        position=band.query_offset,
+        device=torch_operator.device_number(device),
+    )
+    if not (dropout or output_attentions) and position_bias is None and of_rows is None:
+        output = _attend_ragged(operands, packed or sequences, mask, options, records)
+        if output is not None:
+            return output, None
+    mask = None if mask is None else mask[..., :S]
+    if packed is not None:
+        mask = _join(torch_sequences.keep_apart(packed, len(query), L, S), mask)
     if position_bias is not None:
-        mask = _add_bias(position_bias[..., :S], mask)
+        mask = _join(position_bias[..., :S], mask)
     if mask is not None and casts:
         mask = autocast(mask)
     if records:
-        left, right = band.window or (None, None)
-        found = torch_operator.attend(
-            *(operands.query, operands.key, operands.value, mask),
-            torch_operator.Options(
-                dropout_p=dropout,
-                causal="upper_left" if band.is_causal else "",
-                scale=scaling,
-                enable_gqa=True,
-                left=left,
-                right=right,
-                softcap=softcap or 0.0,
-                position=band.query_offset,
-                device=torch_operator.device_number(device),
-            ),
-            sinks=of_heads,
-        )
-        return _apply_sinks(found[0].transpose(1, 2).contiguous(), None, found[1], of_rows)
-    mask = None if mask is None else mask.detach()
-    B = next((n for n in (len(query), len(key), len(value)) if n != 1), 1)
+        result = _attend_recorded(replace(operands, attn_mask=mask), options, of_rows)
+    else:
+        mask = None if mask is None else mask.detach()
+        operands = replace(operands, attn_mask=mask)
+        result = _attend_directly(operands, options, of_rows, bool(output_attentions))
+    count(OURS if mask is None else KEYS if mask.shape[1:3] == (1, 1) else DENSE)
+    return result
+
+
+def _attend_recorded(
+    operands: Operands, options: torch_operator.Options, of_rows: torch.Tensor | None
+) -> tuple[torch.Tensor, None]:
+    """Return the output (B, L, Hq, Ev) of a call that torch records."""
+    output, lse = torch_operator.attend(
+        *(operands.query, operands.key, operands.value, operands.attn_mask),
+        options,
+        sinks=operands.sinks,
+    )
+    output, _ = _apply_sinks(output.transpose(1, 2).contiguous(), None, lse, of_rows)
+    return output, None
+
+
+def _attend_directly(
+    operands: Operands,
+    options: torch_operator.Options,
+    of_rows: torch.Tensor | None,
+    return_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the output (B, L, Hq, Ev) of a call without gradients, and weights if asked for."""
+    batches = [len(one) for one in (operands.query, operands.key, operands.value)]
+    B = next((n for n in batches if n != 1), 1)
+    (_, Hq, L, _), Ev = operands.query.shape, operands.value.shape[3]
     output = operands.query.new_empty((B, L, Hq, Ev))
     result = attention.scaled_dot_product_attention(
-        **replace(operands, attn_mask=mask).given(),
-        dropout_p=dropout,
-        is_causal=band.is_causal,
-        scale=scaling,
-        enable_gqa=True,
-        window=band.window,
-        softcap=softcap or 0.0,
-        seed=int(torch.randint(2**63 - 1, ())) if dropout else None,
+        **operands.given(),
+        **options.keywords(torch_operator.draw_seed() if options.dropout_p else None, None),
         return_lse=of_rows is not None,
         out=output.transpose(1, 2),
-        device=device,
-        query_offset=band.query_offset,
-        return_weights=bool(output_attentions),
+        return_weights=return_weights,
     )
-    weights = result[-1] if output_attentions else None
-    return _apply_sinks(output, weights, result[1] if of_rows is not None else None, of_rows)
+    weights = result[-1] if return_weights else None
+    return _apply_sinks(output, weights, None if of_rows is None else result[1], of_rows)
+
+
+def _read_mask(
+    mask: torch.Tensor | None, B: int, L: int, S: int, is_causal: bool
+) -> tuple[BandOptions, Any, torch_sequences.Sequences]:
+    """Return what a mask says: its band, what excludes more keys, and its sequences."""
+    if mask is None:
+        return BandOptions(is_causal=is_causal and L > 1), None, None
+    if not isinstance(mask, AttentionMask):
+        return BandOptions(), mask, None
+    packed = isinstance(mask.sequences, torch_sequences.Packed)
+    fits = mask.shape[2] == L and mask.shape[3] >= S
+    if mask.band is None or not fits or (packed and mask.shape != (B, 1, L, S)):
+        return BandOptions(), mask.dense(), None
+    padding = None if mask.padding is None else mask.padding[:, None, None]
+    return mask.band, padding, mask.sequences
+
+
+def _find_packed(
+    kwargs: dict[str, Any],
+    mask: torch.Tensor | None,
+    sequences: torch_sequences.Sequences,
+    band: BandOptions,
+    operands: Operands,
+) -> torch_sequences.Packed | None:
+    """Find the sequences of packed rows: by lengths or numbers, the mask, or positions."""
+    (B, _, L, _), S = operands.query.shape, operands.key.shape[2]
+    by_lengths = {name: kwargs[name] for name in _LENGTHS if kwargs.get(name) is not None}
+    if by_lengths:
+        return torch_sequences.pack_by_lengths(by_lengths, B, L, S)
+    alike = L == S and band.query_offset == 0 and B == len(operands.key) == len(operands.value)
+    if kwargs.get("seq_idx") is not None:
+        return torch_sequences.pack_by_numbers(kwargs["seq_idx"], B, L, S)
+    if isinstance(sequences, torch_sequences.Packed):
+        return sequences
+    if alike and (mask is None or getattr(mask, "open", False)):
+        return torch_sequences.pack_by_positions(kwargs.get("position_ids"), B, L)
+    return None
+
+
+def _attend_ragged(
+    operands: Operands,
+    sequences: torch_sequences.Sequences,
+    mask: torch.Tensor | None,
+    options: torch_operator.Options,
+    records: bool,
+) -> torch.Tensor | None:
+    """Return the output (B, L, Hq, Ev) of a ragged call; None: a batch says more or is faster."""
+    arrays = operands.query, operands.key, operands.value, operands.sinks
+    if isinstance(sequences, torch_sequences.Packed) and mask is None:
+        causal = "lower_right" if options.causal else ""
+        output = torch_sequences.attend_packed_rows(
+            *arrays, sequences, options._replace(causal=causal)
+        )
+        count(PACKED)
+        return output
+    if isinstance(sequences, torch_sequences.Padded) and not records:
+        found = torch_sequences.attend_without_padding(*arrays, sequences, options)
+        if found is not None:
+            count(UNPADDED)
+        return found
+    return None
 
 
 def _apply_sinks(
@@ -262,9 +353,7 @@ def _check(kwargs: dict[str, Any], mask: Any) -> None:
             "four dimensions, as clattn.transformers.register() makes masks"
         )
     given = {name for name, value in kwargs.items() if value is not None}
-    # A tensor that is no AttentionMask was made for the sequences of a packed batch.
-    choosing = _CHOOSING if type(mask) is torch.Tensor else (*_CHOOSING, *_PACKING)
-    for name in choosing:
+    for name in _CHOOSING:
         if name in given:
             raise ValueError(
                 f"{name} is given, which chooses keys beside the mask; expected a mask that says "
@@ -294,8 +383,10 @@ def _divide_sinks(
     return None, sinks
 
 
-def _add_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Join a bias and a mask to one mask of floats."""
+def _join(one: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Join two masks, or a bias and a mask: bools exclude, floats are added."""
     if mask is None:
-        return bias
-    return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else mask + bias
+        return one
+    if one.dtype is torch.bool:
+        return one & mask if mask.dtype is torch.bool else torch.where(one, mask, -torch.inf)
+    return torch.where(mask, one, -torch.inf) if mask.dtype is torch.bool else mask + one

@@ -9,10 +9,12 @@ import torch
 from torch.utils import _pytree
 from transformers import masking_utils
 
+from clattn._parts import torch_sequences
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AttentionMask", "BandOptions", "make_mask"]
+__all__ = ["AttentionMask", "BandOptions", "count_seen_keys", "make_mask"]
 
 # Families that take 0 in a mask for a key that is attended to, in a bool mask too: DeepSeek-V4
 # joins a bias of 0 and -inf to the mask, NLLB-MoE reads padding from it.
@@ -42,10 +44,17 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         None: the elements count.
     padding : Tensor of shape (B, S) or None
         bool; True where a key is attended to.
+    sequences : Packed, Padded or None
+        The sequences of packed rows, or those that a ragged call takes in place of the padding.
+    open : bool
+        True if nothing but the band excludes a key: the user gives no mask, and transformers has
+        found no packed rows.
     """
 
     band: BandOptions | None
     padding: torch.Tensor | None
+    sequences: torch_sequences.Sequences
+    open: bool
     _build: Callable[[], torch.Tensor]
 
     @staticmethod
@@ -56,12 +65,15 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         padding: torch.Tensor | None,
         build: Callable[[], torch.Tensor],
         device: torch.device | str,
+        sequences: torch_sequences.Sequences = None,
+        is_open: bool = False,
     ) -> AttentionMask:
         """Make a mask that `build` would make as a tensor."""
         mask: AttentionMask
         device = torch.device(device)
         mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.band, mask.padding, mask._build = band, padding, build
+        mask.sequences, mask.open = sequences, is_open
         return mask
 
     @classmethod
@@ -92,6 +104,7 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         if self.band is not None:
             elements = self._build()
             self.band, self.padding, self._build = None, None, lambda: elements
+            self.sequences, self.open = None, False
         return self._build()
 
     def __copy__(self) -> AttentionMask:
@@ -110,7 +123,8 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         """Shape, band, and whether there is padding."""
         band = "elements" if self.band is None else str(self.band)
         padding = "" if self.padding is None else ", padding"
-        return f"AttentionMask({tuple(self.shape)}, {band}{padding})"
+        packed = ", packed" if isinstance(self.sequences, torch_sequences.Packed) else ""
+        return f"AttentionMask({tuple(self.shape)}, {band}{padding}{packed})"
 
 
 def make_mask(
@@ -127,10 +141,10 @@ def make_mask(
 ) -> torch.Tensor | None:
     """Make the mask of a model: transformers calls it with these arguments.
 
-    Causality, windows and padding stay numbers and a (B, S) array, so that a kernel skips the
-    keys that they exclude. Other masks, such as those of packed sequences, become the tensor
-    (B, 1, L, S) that they are for "sdpa". DeepSeek-V4 and NLLB-MoE get the floats that "eager"
-    gets, because these models use a mask for more than attention.
+    Causality, windows, padding and the sequences of packed rows stay numbers and a (B, S) array,
+    so that a kernel skips the keys that they exclude. Other masks, such as those of chunks, become
+    the tensor (B, 1, L, S) that they are for "sdpa". DeepSeek-V4 and NLLB-MoE get the floats that
+    "eager" gets, because these models use a mask for more than attention.
 
     Parameters
     ----------
@@ -169,22 +183,70 @@ def make_mask(
         local_size=local_size,
         device=device,
     )
-    band = None if torch.compiler.is_compiling() else _find_band(mask_function, local_size)
+    divided = None if torch.compiler.is_compiling() else _divide_packed(mask_function)
+    within, numbers = divided or (mask_function, None)
+    band = None if torch.compiler.is_compiling() else _find_band(within, local_size)
     if of_floats or band is None or (attention_mask is not None and attention_mask.dim() != 2):
         return dense(**kwargs)
-    padding = None
+    offset = int(q_offset) - kv_offset
+    padding: torch.Tensor | None = None
+    sequences: torch_sequences.Sequences = None
+    if numbers is not None:
+        sequences = torch_sequences.pack_by_numbers(numbers, batch_size, q_length, kv_length)
     if attention_mask is not None:
         padding = attention_mask[:, kv_offset : kv_offset + kv_length]
         padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
-        padding = None if padding.all() else padding
+        seen = padding[:, : count_seen_keys(band, offset, q_length, kv_length)]
+        if seen.all():
+            padding = None
+        elif seen.is_cpu:
+            sequences = torch_sequences.find_padded(
+                seen, q_length, offset, band.is_causal, band.window is not None
+            )
     kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     return AttentionMask(
         (batch_size, 1, q_length, kv_length),
-        band._replace(query_offset=int(q_offset) - kv_offset),
+        band._replace(query_offset=offset),
         padding,
         partial(dense, **kwargs),
         device,
+        sequences,
+        attention_mask is None and numbers is None,
     )
+
+
+def count_seen_keys(band: BandOptions, offset: int, L: int, S: int) -> int:
+    """Return how many keys some row may see: a static cache has more."""
+    return max(0, min(S, offset + L)) if band.is_causal else S
+
+
+def _divide_packed(mask_function: Any) -> tuple[Any, torch.Tensor] | None:
+    """Return what is attended to within sequences, and the number of each row's, (B, L).
+
+    None: transformers has not made the function for packed rows. It joins such a function, which
+    may count positions within sequences, to one that compares the numbers of sequences.
+    """
+    joined = _captured(mask_function, masking_utils.and_masks())
+    if joined is None or len(joined["mask_functions"]) != 2:
+        return None
+    within, apart = joined["mask_functions"]
+    compared = _captured(apart, masking_utils.packed_sequence_mask_function(torch.empty(0)))
+    if compared is None or not compared["packed_sequence_mask"].is_cpu:
+        return None
+    remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+    counted = None if remap is None else _captured(within, remap(within, torch.empty(0)))
+    if counted is not None:
+        within = counted["mask_function"]
+    return within, compared["packed_sequence_mask"]
+
+
+def _captured(function: Any, like: Any) -> dict[str, Any] | None:
+    """Return what a function captures, by name, if its text is that of another one."""
+    names = like.__code__.co_freevars
+    if getattr(function, "__code__", None) is not like.__code__:
+        return None
+    cells = [cell.cell_contents for cell in function.__closure__]
+    return dict(zip(names, cells, strict=True))
 
 
 def _find_band(mask_function: Callable[..., Any], local_size: int | None) -> BandOptions | None:
