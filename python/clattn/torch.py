@@ -29,6 +29,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clattn._arguments.autocast import autocast
+from clattn._arguments.operands import FACTORS
 from clattn._parts.torch_operator import Options, allocate, attend, causal_word, device_number
 from clattn._parts.torch_reasons import (
     FLOATS,
@@ -161,8 +162,9 @@ def call_counts() -> Counter[str]:
     Returns
     -------
     counts : collections.Counter
-        "clattn", and "torch: " with a reason. Two of them can be subtracted. Calls that raised an
-        error of clattn do not count, nor do those of programs that ``torch.compile`` has made.
+        "clattn", "clattn: " with the way of a call of `clattn.transformers.attend`, and "torch: "
+        with a reason. Two of them can be subtracted. Calls that raised an error of clattn do not
+        count, nor do those of programs that ``torch.compile`` has made.
 
     Examples
     --------
@@ -360,7 +362,11 @@ def _extended(
     options: Options,
 ) -> Any:
     """Compute a call that has no counterpart in torch, with gradients where torch records them."""
-    check_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "sinks": sinks}
+    check_tensors(
+        "scaled_dot_product_attention",
+        **{name: tensor for name, tensor in given.items() if tensor is not None or name in FACTORS},
+    )
     if query.is_nested or key.is_nested or value.is_nested:
         check_jagged(query, key, value, attn_mask, query_offset, options)
         results = attend_jagged(

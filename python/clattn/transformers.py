@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clattn import attention
 from clattn._arguments.devices import find_named
@@ -18,7 +18,7 @@ from clattn._host.extras import how_to_install
 
 try:
     import torch
-    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.utils.versions import require_version
 
     require_version("transformers>=5.4")
@@ -28,14 +28,12 @@ except ImportError as error:
         f"{how_to_install('transformers')}"
     ) from error
 
-from torch.utils import _pytree
-
 from clattn._arguments.autocast import autocast
-from clattn._parts import torch_operator
+from clattn._parts import torch_operator, torch_sequences
+from clattn._parts.model_masks import AttentionMask, BandOptions, count_seen_keys, make_mask
+from clattn._parts.torch_reasons import DENSE, KEYS, OURS, PACKED, UNPADDED, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device
 
@@ -54,10 +52,9 @@ _SAID = {
 }
 # Arguments that choose keys beside the mask.
 _CHOOSING = ("block_indices", "cache", "indices")
-# Families that take 0 in a mask for a key that is attended to, in a bool mask too: DeepSeek-V4
-# joins a bias of 0 and -inf to the mask, NLLB-MoE reads padding from it.
-_OF_FLOATS = ("deepseek_v4", "nllb-moe")
-_PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+# Arguments that divide rows and keys into sequences.
+_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+_PACKING = (*_LENGTHS, "max_length_q", "max_length_k", "seq_idx")
 
 
 def register(device: DeviceLike | None = None) -> None:
@@ -90,208 +87,6 @@ def register(device: DeviceLike | None = None) -> None:
     """
     AttentionInterface.register("clattn", partial(attend, device=find_named(device)))
     AttentionMaskInterface.register("clattn", make_mask)
-
-
-class _Band(NamedTuple):
-    """Keys by their distance from a row: arguments of scaled_dot_product_attention."""
-
-    is_causal: bool = False
-    window: tuple[int, int] | None = None
-    query_offset: int = 0
-
-
-class AttentionMask(torch.Tensor):  # type: ignore[misc]
-    """A bool mask (B, 1, L, S) that is known by its band and its padding: see `make_mask`.
-
-    It has no elements at first. A function of torch that gets the mask works on the tensor that
-    ``masking_utils.sdpa_mask`` returns. So models that use or change the mask work as with "sdpa".
-    A mask that was changed, or of which a view was taken, keeps its elements in place of the band:
-    the view may be changed too.
-
-    Attributes
-    ----------
-    band : tuple or None
-        ``is_causal``, ``window`` and ``query_offset`` of `clattn.scaled_dot_product_attention`.
-        None: the elements count.
-    padding : Tensor of shape (B, S) or None
-        bool; True where a key is attended to.
-    """
-
-    band: _Band | None
-    padding: torch.Tensor | None
-    _build: Callable[[], torch.Tensor]
-
-    @staticmethod
-    def __new__(
-        cls,
-        shape: tuple[int, int, int, int],
-        band: _Band,
-        padding: torch.Tensor | None,
-        build: Callable[[], torch.Tensor],
-        device: torch.device | str,
-    ) -> AttentionMask:
-        """Make a mask that `build` would make as a tensor."""
-        mask: AttentionMask
-        device = torch.device(device)
-        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        mask.band, mask.padding, mask._build = band, padding, build
-        return mask
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch with the elements."""
-        kwargs = kwargs or {}
-        # An argument with alias_info is written to, or the result is a view of it.
-        schema = function._schema.arguments
-        names = {argument.name for argument in schema if argument.alias_info is not None}
-        named = zip((argument.name for argument in schema), args, strict=False)
-        shared = [value for name, value in (*named, *kwargs.items()) if name in names]
-        masks = {
-            id(mask._keep()): mask for mask in _pytree.tree_leaves(shared) if type(mask) is cls
-        }
-        args, kwargs = _pytree.tree_map_only(cls, cls.dense, (args, kwargs))
-        result = function(*args, **kwargs)
-        # Functions that write return what they wrote to.
-        return masks.get(id(result), result)
-
-    def dense(self) -> torch.Tensor:
-        """Return the mask as a tensor with elements."""
-        return self._build()
-
-    def _keep(self) -> torch.Tensor:
-        """Make the elements now, and keep them in the place of the band."""
-        if self.band is not None:
-            elements = self._build()
-            self.band, self.padding, self._build = None, None, lambda: elements
-        return self._build()
-
-    def __copy__(self) -> AttentionMask:
-        """Return the mask itself: a shallow copy of a tensor has its memory."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """Return a tensor with the elements."""
-        return memo.setdefault(id(self), self.dense().clone())
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the elements."""
-        return self.dense().__reduce_ex__(protocol)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """Shape, band, and whether there is padding."""
-        band = "elements" if self.band is None else str(self.band)
-        padding = "" if self.padding is None else ", padding"
-        return f"AttentionMask({tuple(self.shape)}, {band}{padding})"
-
-
-def make_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | torch.Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
-    attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None,
-    device: torch.device | str = "cpu",
-    **kwargs: Any,
-) -> torch.Tensor | None:
-    """Make the mask of a model: transformers calls it with these arguments.
-
-    Causality, windows and padding stay numbers and a (B, S) array, so that a kernel skips the
-    keys that they exclude. Other masks, such as those of packed sequences, become the tensor
-    (B, 1, L, S) that they are for "sdpa". DeepSeek-V4 and NLLB-MoE get the floats that "eager"
-    gets, because these models use a mask for more than attention.
-
-    Parameters
-    ----------
-    batch_size, q_length, kv_length : int
-        B, L and S.
-    q_offset, kv_offset : int
-        Positions of the first row and the first key.
-    mask_function : callable
-        What is attended to: a function of (batch, head, row's position, key's position).
-    attention_mask : Tensor of shape (B, number of tokens), optional
-        bool; False where a token is padding. Tokens that it lacks are excluded.
-    local_size : int, optional
-        The window, or the length of chunks, of `mask_function`.
-    device : torch.device or str
-        Where the mask lies.
-    **kwargs
-        The other arguments of ``masking_utils.sdpa_mask``; ``config`` is the model's.
-
-    Returns
-    -------
-    AttentionMask, Tensor of shape (B, 1, L, S), or None
-        None: causality alone decides, by the rule of "sdpa".
-    """
-    of_floats = getattr(kwargs.get("config"), "model_type", None) in _OF_FLOATS
-    # The types of both leave out a Tensor as q_offset.
-    maker: Any = masking_utils.eager_mask if of_floats else masking_utils.sdpa_mask
-    dense = partial(
-        maker,
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        device=device,
-    )
-    band = None if torch.compiler.is_compiling() else _find_band(mask_function, local_size)
-    if of_floats or band is None or (attention_mask is not None and attention_mask.dim() != 2):
-        return dense(**kwargs)
-    padding = None
-    if attention_mask is not None:
-        padding = attention_mask[:, kv_offset : kv_offset + kv_length]
-        padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
-        padding = None if padding.all() else padding
-    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    return AttentionMask(
-        (batch_size, 1, q_length, kv_length),
-        band._replace(query_offset=int(q_offset) - kv_offset),
-        padding,
-        partial(dense, **kwargs),
-        device,
-    )
-
-
-def _find_band(mask_function: Callable[..., Any], local_size: int | None) -> _Band | None:
-    """Find out whether a mask function is one of those that are a band."""
-    known = [
-        (masking_utils.causal_mask_function, _Band(is_causal=True)),
-        (masking_utils.bidirectional_mask_function, _Band()),
-    ]
-    if local_size is not None:  # key > row - local_size; |key - row| <= local_size
-        causal = masking_utils.sliding_window_causal_mask_function(local_size)
-        both = masking_utils.sliding_window_bidirectional_mask_function(local_size)
-        known.append((causal, _Band(is_causal=True, window=(local_size - 1, 0))))
-        known.append((both, _Band(window=(local_size, local_size))))
-    return next((band for function, band in known if _is_same(mask_function, function)), None)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Compare functions: they are the same if they have one text and capture the same.
-
-    transformers makes its mask functions anew for each mask: ``and_masks(*functions)`` of
-    ``masking_utils`` returns a closure over a tuple of functions, and
-    ``sliding_window_overlay(4)``, one of these, a closure over the int 4. So a causal window of 4
-    equals another one, and differs from a window of 5 and from one that a model has added to.
-    """
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if hasattr(one, "__code__"):
-        cells = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
-        return one.__code__ is other.__code__ and _is_same(*map(tuple, cells))
-    return isinstance(one, int) and one == other
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -345,7 +140,10 @@ def attend(
     device : Device, optional
         Where to run.
     **kwargs
-        Arguments that say nothing about attention are ignored. A warning names unknown ones.
+        The sequences of packed rows: ``cu_seq_lens_q`` and ``cu_seq_lens_k``, offsets (n + 1,)
+        among the B * L rows and the B * S keys, one of which will do if L is S; or ``seq_idx``, the
+        number of each row's sequence, (B, L) or (1, L); or ``position_ids``, see below. Arguments
+        that say nothing about attention are ignored. A warning names unknown ones.
 
     Returns
     -------
@@ -358,8 +156,8 @@ def attend(
     TypeError
         The mask is of another kind, or a tensor of a wrong dtype or device.
     ValueError
-        Shapes do not fit; an argument chooses keys in a way that clattn does not know; or
-        weights are asked for while torch records gradients.
+        Shapes or offsets do not fit; an argument chooses keys in a way that clattn does not know;
+        or weights are asked for while torch records gradients.
     DeviceError
         No OpenCL device is usable, or OpenCL reports an error.
     MemoryError
@@ -367,6 +165,11 @@ def attend(
 
     Notes
     -----
+    Offsets win, then numbers, then what `make_mask` has found. If none of them says so, and there
+    is no mask, ``position_ids`` of shape (L,), (1, L) or (3, 1, L) divide the rows where a position
+    is not greater than the one before: of three positions, where none is.
+    `clattn.torch.call_counts` says which calls were packed, and which left out padding.
+
     Under ``torch.autocast`` query, key, value and a float mask, with the bias in it, are cast as
     torch casts them. Where a tensor requires gradients and they are enabled, torch records the
     call: see `clattn.torch.scaled_dot_product_attention`.
@@ -387,62 +190,142 @@ def attend(
     casts = torch.is_autocast_enabled("cpu")
     if casts:
         operands = operands.map(autocast, *FACTORS)
-    (_, Hq, L, _), (_, _, S, Ev) = query.shape, value.shape
-    band = _Band()
-    mask: Any = attention_mask
-    if mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        band = _Band(is_causal=bool(causal) and L > 1)
-    elif isinstance(mask, AttentionMask):
-        if mask.band is not None and mask.shape[2] == L and mask.shape[3] >= S:
-            mask, band = mask.padding, mask.band
-            mask = None if mask is None else mask[:, None, None]
-        else:
-            mask = mask.dense()
-    if mask is not None:
-        mask = mask[..., :S]
+    L, S = query.shape[2], value.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    band, mask, sequences = _read_mask(attention_mask, len(query), L, S, bool(causal))
+    by_lengths = any(kwargs.get(name) is not None for name in _LENGTHS)
+    seen = S if by_lengths else count_seen_keys(band, band.query_offset, L, S)
+    if seen < S:
+        operands, S = operands.cut("S", slice(seen)), seen
+    packed = _find_packed(kwargs, attention_mask, sequences, band, operands)
+    left, right = band.window or (None, None)
+    options = torch_operator.Options(
+        dropout_p=dropout,
+        causal="upper_left" if band.is_causal else "",
+        scale=scaling,
+        enable_gqa=True,
+        left=left,
+        right=right,
+        softcap=softcap or 0.0,
+        position=band.query_offset,
+        device=torch_operator.device_number(device),
+    )
+    if not (dropout or output_attentions) and position_bias is None and of_rows is None:
+        output = _attend_ragged(operands, packed or sequences, mask, options, records)
+        if output is not None:
+            return output, None
+    mask = None if mask is None else mask[..., :S]
+    if packed is not None:
+        mask = _join(torch_sequences.keep_apart(packed, len(query), L, S), mask)
     if position_bias is not None:
-        mask = _add_bias(position_bias[..., :S], mask)
+        mask = _join(position_bias[..., :S], mask)
     if mask is not None and casts:
         mask = autocast(mask)
     if records:
-        left, right = band.window or (None, None)
-        found = torch_operator.attend(
-            *(operands.query, operands.key, operands.value, mask),
-            torch_operator.Options(
-                dropout_p=dropout,
-                causal="upper_left" if band.is_causal else "",
-                scale=scaling,
-                enable_gqa=True,
-                left=left,
-                right=right,
-                softcap=softcap or 0.0,
-                position=band.query_offset,
-                device=torch_operator.device_number(device),
-            ),
-            sinks=of_heads,
-        )
-        return _apply_sinks(found[0].transpose(1, 2).contiguous(), None, found[1], of_rows)
-    mask = None if mask is None else mask.detach()
-    B = next((n for n in (len(query), len(key), len(value)) if n != 1), 1)
+        result = _attend_recorded(replace(operands, attn_mask=mask), options, of_rows)
+    else:
+        mask = None if mask is None else mask.detach()
+        operands = replace(operands, attn_mask=mask)
+        result = _attend_directly(operands, options, of_rows, bool(output_attentions))
+    count(OURS if mask is None else KEYS if mask.shape[1:3] == (1, 1) else DENSE)
+    return result
+
+
+def _attend_recorded(
+    operands: Operands, options: torch_operator.Options, of_rows: torch.Tensor | None
+) -> tuple[torch.Tensor, None]:
+    """Return the output (B, L, Hq, Ev) of a call that torch records."""
+    output, lse = torch_operator.attend(
+        *(operands.query, operands.key, operands.value, operands.attn_mask),
+        options,
+        sinks=operands.sinks,
+    )
+    output, _ = _apply_sinks(output.transpose(1, 2).contiguous(), None, lse, of_rows)
+    return output, None
+
+
+def _attend_directly(
+    operands: Operands,
+    options: torch_operator.Options,
+    of_rows: torch.Tensor | None,
+    return_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the output (B, L, Hq, Ev) of a call without gradients, and weights if asked for."""
+    batches = [len(one) for one in (operands.query, operands.key, operands.value)]
+    B = next((n for n in batches if n != 1), 1)
+    (_, Hq, L, _), Ev = operands.query.shape, operands.value.shape[3]
     output = operands.query.new_empty((B, L, Hq, Ev))
     result = attention.scaled_dot_product_attention(
-        **replace(operands, attn_mask=mask).given(),
-        dropout_p=dropout,
-        is_causal=band.is_causal,
-        scale=scaling,
-        enable_gqa=True,
-        window=band.window,
-        softcap=softcap or 0.0,
-        seed=int(torch.randint(2**63 - 1, ())) if dropout else None,
+        **operands.given(),
+        **options.keywords(torch_operator.draw_seed() if options.dropout_p else None, None),
         return_lse=of_rows is not None,
         out=output.transpose(1, 2),
-        device=device,
-        query_offset=band.query_offset,
-        return_weights=bool(output_attentions),
+        return_weights=return_weights,
     )
-    weights = result[-1] if output_attentions else None
-    return _apply_sinks(output, weights, result[1] if of_rows is not None else None, of_rows)
+    weights = result[-1] if return_weights else None
+    return _apply_sinks(output, weights, None if of_rows is None else result[1], of_rows)
+
+
+def _read_mask(
+    mask: torch.Tensor | None, B: int, L: int, S: int, is_causal: bool
+) -> tuple[BandOptions, Any, torch_sequences.Sequences]:
+    """Return what a mask says: its band, what excludes more keys, and its sequences."""
+    if mask is None:
+        return BandOptions(is_causal=is_causal and L > 1), None, None
+    if not isinstance(mask, AttentionMask):
+        return BandOptions(), mask, None
+    packed = isinstance(mask.sequences, torch_sequences.Packed)
+    fits = mask.shape[2] == L and mask.shape[3] >= S
+    if mask.band is None or not fits or (packed and mask.shape != (B, 1, L, S)):
+        return BandOptions(), mask.dense(), None
+    padding = None if mask.padding is None else mask.padding[:, None, None]
+    return mask.band, padding, mask.sequences
+
+
+def _find_packed(
+    kwargs: dict[str, Any],
+    mask: torch.Tensor | None,
+    sequences: torch_sequences.Sequences,
+    band: BandOptions,
+    operands: Operands,
+) -> torch_sequences.Packed | None:
+    """Find the sequences of packed rows: by lengths or numbers, the mask, or positions."""
+    (B, _, L, _), S = operands.query.shape, operands.key.shape[2]
+    by_lengths = {name: kwargs[name] for name in _LENGTHS if kwargs.get(name) is not None}
+    if by_lengths:
+        return torch_sequences.pack_by_lengths(by_lengths, B, L, S)
+    alike = L == S and band.query_offset == 0 and B == len(operands.key) == len(operands.value)
+    if kwargs.get("seq_idx") is not None:
+        return torch_sequences.pack_by_numbers(kwargs["seq_idx"], B, L, S)
+    if isinstance(sequences, torch_sequences.Packed):
+        return sequences
+    if alike and (mask is None or getattr(mask, "open", False)):
+        return torch_sequences.pack_by_positions(kwargs.get("position_ids"), B, L)
+    return None
+
+
+def _attend_ragged(
+    operands: Operands,
+    sequences: torch_sequences.Sequences,
+    mask: torch.Tensor | None,
+    options: torch_operator.Options,
+    records: bool,
+) -> torch.Tensor | None:
+    """Return the output (B, L, Hq, Ev) of a ragged call; None: a batch says more or is faster."""
+    arrays = operands.query, operands.key, operands.value, operands.sinks
+    if isinstance(sequences, torch_sequences.Packed) and mask is None:
+        causal = "lower_right" if options.causal else ""
+        output = torch_sequences.attend_packed_rows(
+            *arrays, sequences, options._replace(causal=causal)
+        )
+        count(PACKED)
+        return output
+    if isinstance(sequences, torch_sequences.Padded) and not records:
+        found = torch_sequences.attend_without_padding(*arrays, sequences, options)
+        if found is not None:
+            count(UNPADDED)
+        return found
+    return None
 
 
 def _apply_sinks(
@@ -470,9 +353,7 @@ def _check(kwargs: dict[str, Any], mask: Any) -> None:
             "four dimensions, as clattn.transformers.register() makes masks"
         )
     given = {name for name, value in kwargs.items() if value is not None}
-    # A tensor that is no AttentionMask was made for the sequences of a packed batch.
-    choosing = _CHOOSING if type(mask) is torch.Tensor else (*_CHOOSING, *_PACKING)
-    for name in choosing:
+    for name in _CHOOSING:
         if name in given:
             raise ValueError(
                 f"{name} is given, which chooses keys beside the mask; expected a mask that says "
@@ -502,8 +383,10 @@ def _divide_sinks(
     return None, sinks
 
 
-def _add_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Join a bias and a mask to one mask of floats."""
+def _join(one: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Join two masks, or a bias and a mask: bools exclude, floats are added."""
     if mask is None:
-        return bias
-    return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else mask + bias
+        return one
+    if one.dtype is torch.bool:
+        return one & mask if mask.dtype is torch.bool else torch.where(one, mask, -torch.inf)
+    return torch.where(mask, one, -torch.inf) if mask.dtype is torch.bool else mask + one

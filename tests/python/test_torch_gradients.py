@@ -289,6 +289,8 @@ def test_wrong_arguments():
         ({"is_causal": "left"}, ValueError, "is_causal is 'left'; expected True, False or"),
         ({"key": k.detach().numpy()}, TypeError, "key must be a torch.Tensor, got ndarray"),
         ({"value": v[..., :3, :]}, ValueError, r"value has length 3 .*expected 5, that of key"),
+        ({"sinks": np.zeros(2)}, TypeError, "sinks must be a torch.Tensor, got ndarray"),
+        ({"attn_mask": [[True]]}, TypeError, "attn_mask must be a torch.Tensor, got list"),
         ({"sinks": draw(3)}, ValueError, r"sinks has shape \(3,\); expected \(2,\)"),
         ({"attn_mask": draw(3, 3)}, ValueError, r"attn_mask has shape \(3, 3\); expected"),
     ]:

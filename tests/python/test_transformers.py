@@ -16,76 +16,22 @@ import numpy as np
 import pytest
 from clattn import attention
 from support.processes import run_python
+from support.tiny_models import (
+    FAMILIES,
+    IDS,
+    LEFT,
+    RIGHT,
+    WRITERS,
+    generate,
+    logits,
+    make,
+    plain,
+    registered,  # noqa: F401
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("transformers", "5.4")
 sweep_models = pytest.importorskip("sweep_models")
-
-SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-         "num_attention_heads": 8, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
-WRITES = SIZES | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
-GPT_OSS = {"head_dim": 16, "sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2}
-DEEPSEEK = {"num_key_value_heads": 8, "q_lora_rank": 16, "kv_lora_rank": 16, "n_routed_experts": 4,
-            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 24, "n_group": 2,
-            "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-            "first_k_dense_replace": 1}  # fmt: skip
-GEMMA = {"head_dim": 16, "sliding_window": 3, "query_pre_attn_scalar": 16}
-T5 = {"vocab_size": 97, "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 2, "num_heads": 8,
-      "decoder_start_token_id": 0}  # fmt: skip
-LLAMA4 = {"attention_chunk_size": 4, "num_local_experts": 2, "head_dim": 16,
-          "intermediate_size_mlp": 96}  # fmt: skip
-BART = {"vocab_size": 97, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 96,
-        "decoder_ffn_dim": 96, "max_position_embeddings": 64}  # fmt: skip
-
-# Windows, chunks and soft caps bind at nine tokens. The families of docs/transformers.md.
-FAMILIES = {
-    "Llama": ("LlamaForCausalLM", WRITES),
-    "Qwen 3": ("Qwen3ForCausalLM", WRITES | {"head_dim": 16}),
-    "Mistral": ("MistralForCausalLM", WRITES | {"sliding_window": 3}),
-    "Gemma 2": ("Gemma2ForCausalLM", WRITES | GEMMA | {"attn_logit_softcapping": 0.5}),
-    "Gemma 3": ("Gemma3ForCausalLM", WRITES | GEMMA),
-    "GPT-OSS": ("GptOssForCausalLM", WRITES | GPT_OSS),
-    "Llama 4": ("Llama4ForCausalLM", WRITES | LLAMA4),
-    "DeepSeek-V3": ("DeepseekV3ForCausalLM", WRITES | DEEPSEEK),
-    "BERT": ("BertForMaskedLM", SIZES),
-    "ModernBERT": ("ModernBertForMaskedLM", SIZES | {"local_attention": 4}),
-    "T5": ("T5ForConditionalGeneration", T5),
-    "BART": ("BartForConditionalGeneration", BART),
-}
-WRITERS = [
-    name for name, (_, sizes) in FAMILIES.items() if sizes is not SIZES and "BERT" not in name
-]
-
-
-def plain(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, **options):
-    """Attention with every score in memory, in the dtype of query."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if options.get("position_bias") is not None:
-        scores = scores + options["position_bias"]
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    sinks = -torch.inf if s_aux is None else s_aux if s_aux.dim() == 4 else s_aux[:, None, None]
-    scores = torch.cat([torch.zeros_like(scores[..., :1]) + sinks, scores], -1)
-    weights = torch.nan_to_num(scores.softmax(-1))[..., 1:]  # a row without keys is NaN
-    return (weights @ value).transpose(1, 2), None
-
-
-def plain_mask(**options):
-    return transformers.masking_utils.sdpa_mask(**options | {"allow_is_causal_skip": False})
-
-
-@pytest.fixture(autouse=True)
-def registered(request):
-    here = "device" in request.fixturenames
-    clattn.transformers.register(request.getfixturevalue("device") if here else None)
-    transformers.AttentionInterface.register("plain", plain)
-    transformers.AttentionMaskInterface.register("plain", plain_mask)
 
 
 @pytest.fixture
@@ -100,34 +46,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watch)
     return seen
-
-
-def make(family, implementation="clattn", dtype=torch.float32):
-    """The same weights each time; of a few units, so that what a row attends to matters."""
-    name, sizes = FAMILIES[family]
-    kind = getattr(transformers, name)
-    config = kind.config_class(**sizes)
-    torch.manual_seed(0)
-    model = kind._from_config(config, attn_implementation=implementation)
-    model.set_experts_implementation("eager")  # the others have no float64
-    for name, weights in model.named_parameters():
-        if weights.dim() > 1 or name.endswith("sinks"):
-            torch.nn.init.normal_(weights, std=0.3)
-    return model.eval().to(dtype)
-
-
-IDS = torch.randint(3, 97, (3, 9), generator=torch.Generator().manual_seed(1))
-LEFT = torch.arange(9) >= torch.tensor([0, 4, 8])[:, None]
-RIGHT = torch.arange(9) < torch.tensor([9, 5, 1])[:, None]
-
-
-def logits(model, mask=None):
-    """Of the tokens that are no padding."""
-    more = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
-    given = {} if mask is None else {"attention_mask": mask.long()}
-    with torch.inference_mode():
-        result = model(IDS, **given, **more).logits
-    return result if more or mask is None else result[mask]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,13 +63,6 @@ def test_logits(device, calls, family):
     attentions = 6 if hasattr(make(family).config, "decoder_layers") or family == "T5" else 2
     assert len(calls) == attentions * len(masks)
     assert all(options["device"] == device for _, options in calls)
-
-
-def generate(model, ids=IDS, mask=LEFT, **options):
-    return model.generate(
-        ids, attention_mask=mask.long(), max_new_tokens=7, min_new_tokens=7, do_sample=False,
-        output_logits=True, return_dict_in_generate=True, **options,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -219,8 +130,9 @@ def test_masks_are_those_of_sdpa(device):
         assert isinstance(mask, clattn.transformers.AttentionMask)
         assert mask.shape == right.shape
         assert mask.dtype is torch.bool
+        seen = min(S, row - key + L) if mask.band.is_causal else S  # a row sees no key behind it
         assert (mask.padding is None) == bool(
-            padding is None or (padding.all() and key + S <= padding.shape[1])
+            padding is None or (padding[:, key:].all() and key + seen <= padding.shape[1])
         )
         ours = mask_of(mask.band, L, S) & torch.ones(3, 1, 1, 1, dtype=torch.bool)
         if mask.padding is not None:
@@ -239,6 +151,7 @@ def test_other_masks_are_tensors():
         utils.chunked_causal_mask_function(4, torch.zeros(3, dtype=int)),
         utils.sliding_window_causal_mask_function(3),
         utils.packed_sequence_mask_function(sequences),
+        utils.and_masks(lambda b, h, q, k: k <= q, utils.packed_sequence_mask_function(sequences)),
         lambda b, h, q, k: k <= q,
     ]
     for function in makers:
@@ -322,7 +235,7 @@ def test_autocast_casts_a_float_mask():
 def test_a_mask_shows_what_it_says():
     mask = clattn.transformers.make_mask(2, 3, 5, 2)
     assert repr(mask) == (
-        "AttentionMask((2, 1, 3, 5), _Band(is_causal=True, window=None, query_offset=2))"
+        "AttentionMask((2, 1, 3, 5), BandOptions(is_causal=True, window=None, query_offset=2))"
     )
     mask[0].fill_(True)
     assert repr(mask) == "AttentionMask((2, 1, 3, 5), elements)"
@@ -433,27 +346,12 @@ def test_weights_are_returned():
         assert error <= 2 * plain, (error, plain)
 
 
-def test_packed_sequences():
-    """Their positions begin anew; the mask is a tensor, with or without the lengths beside it."""
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0]] * 3)
-    model, lengths = make("Llama"), torch.tensor([0, 3, 8, 9], dtype=torch.int32)
-    packed = {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": 5}
-    with torch.inference_mode():
-        theirs = make("Llama", "sdpa")(IDS, position_ids=positions, use_cache=False).logits
-        ours = model(IDS, position_ids=positions, use_cache=False).logits
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-        again = model(IDS, position_ids=positions, use_cache=False, **packed).logits
-        assert torch.equal(again, ours)
-        with pytest.raises(ValueError, match=r"cu_seq_lens_q is given.*a mask that says"):
-            model(IDS, **packed)
-
-
 def test_what_is_refused():
     with pytest.raises(TypeError, match=r"Tensor of shape \(2, 5\); expected .* four dimensions"):
         attend(torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(TypeError, match="attention_mask is of type list"):
         attend([])
-    for name in ("cache", "indices", "block_indices", "cu_seq_lens_k", "seq_idx"):
+    for name in ("cache", "indices", "block_indices"):
         with pytest.raises(ValueError, match=f"{name} is given"):
             attend(**{name: 3})
     with pytest.raises(ValueError, match="sinks"):

@@ -100,13 +100,18 @@ def counts_of(cu_seq: Any, name: str, sequences: int, rows: int, of: str) -> lis
         raise ValueError(
             f"{name} has shape ({len(ends)},); expected ({sequences + 1},), one more than sequences"
         )
-    counts = [end - start for start, end in itertools.pairwise(ends)]
-    if ends[0] != 0 or any(count < 0 for count in counts) or ends[-1] > rows:
+    check_offsets(ends, name, rows, of)
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def check_offsets(ends: list[int], name: str, rows: int, of: str) -> None:
+    """Refuse offsets that do not divide some of the rows of an array."""
+    falls = any(end < start for start, end in itertools.pairwise(ends))
+    if not ends or ends[0] != 0 or falls or ends[-1] > rows:
         raise ValueError(
             f"{name} is {ends!r:.80}; expected offsets from 0 to at most {rows}, the rows of {of}, "
             f"that never fall"
         )
-    return counts
 
 
 def one_or_several(numbers: Any, name: str) -> int | np.ndarray:

@@ -57,6 +57,10 @@ class Options(NamedTuple):
             "seed": None if seed is None else int(seed.item()) & (1 << 64) - 1,
         }
 
+    def window_size(self) -> tuple[int, int]:
+        """Return the window as `clattn.varlen_attn` takes it."""
+        return -1 if self.left is None else self.left, -1 if self.right is None else self.right
+
     def common(self) -> dict[str, Any]:
         """Return those that `clattn.varlen_attn` takes too, but for the window."""
         return {

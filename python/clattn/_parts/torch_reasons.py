@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from clattn._core import Device
 
 __all__ = [
+    "DENSE",
     "FLOATS",
     "GRADIENTS",
+    "KEYS",
     "OURS",
+    "PACKED",
     "PLAIN",
     "RECORDING",
     "REFUSED",
     "TENSORS",
+    "UNPADDED",
     "check_tensors",
     "count",
     "counts",
@@ -46,6 +50,11 @@ _FAST_SIZE = 256  # the head sizes of clattn's fast backward pass, at most
 
 # Who computes a call, and why torch does: the names of `clattn.torch.call_counts`.
 OURS = "clattn"
+# Calls of Hugging Face's models that clattn computes in another way than by numbers alone.
+PACKED = "clattn: packed sequences, by a ragged call"
+UNPADDED = "clattn: padded sequences, by a ragged call"
+KEYS = "clattn: padded sequences, by a mask of keys"
+DENSE = "clattn: a mask of rows and keys"
 RECORDING = "torch: it records or transforms the call"
 TENSORS = "torch: tensors of other kinds, devices or dtypes"
 GRADIENTS = "torch: gradients are needed that clattn does not compute fast"
@@ -53,7 +62,10 @@ REFUSED = "torch: clattn refuses the arguments"
 
 # Each call advances an iterator, whose position is the count. next() needs no lock: no other thread
 # and no signal handler can interrupt it.
-_counts = {who: iter(range(sys.maxsize)) for who in (OURS, RECORDING, TENSORS, GRADIENTS, REFUSED)}
+_counts = {
+    who: iter(range(sys.maxsize))
+    for who in (OURS, PACKED, UNPADDED, KEYS, DENSE, RECORDING, TENSORS, GRADIENTS, REFUSED)
+}
 
 
 def count(who: str) -> None:

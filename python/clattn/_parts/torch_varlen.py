@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import DeviceLike
 
-__all__ = ["attend_jagged", "check_jagged", "takes_jagged", "varlen_attn"]
+__all__ = ["attend_jagged", "attend_packed", "check_jagged", "takes_jagged", "varlen_attn"]
 
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? sinks, Tensor cu_seq_q, Tensor? cu_seq_k, "
@@ -79,10 +79,7 @@ def _attend(special: dict[str, Any], *args: Any) -> tuple[Tensor, Tensor]:
     operands, page_layout, options = _read(args)
     output, lse = varlen.varlen_attn(
         **operands._asdict(),
-        window_size=(
-            -1 if options.left is None else options.left,
-            -1 if options.right is None else options.right,
-        ),
+        window_size=options.window_size(),
         page_layout=page_layout,
         return_lse=True,
         **options.common(),
@@ -301,6 +298,23 @@ def _refuse_gradients(given: dict[str, Any]) -> None:
             )
 
 
+def attend_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    options: Options,
+    seqused_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of packed rows, with gradients where torch records them."""
+    output, lse = _call(
+        query, key, value, sinks, cu_seq_q, cu_seq_k, seqused_k, None, "NHD", *options
+    )
+    return output, lse
+
+
 # ---- jagged tensors ----
 
 
@@ -378,14 +392,14 @@ def attend_jagged(
 
     Windows, offsets and dropout are not among the options.
     """
-    packed = [tensor.values().transpose(0, 1) for tensor in (query, key, value)]
+    q, k, v = [tensor.values().transpose(0, 1) for tensor in (query, key, value)]
     if torch.is_autocast_enabled("cpu"):
-        packed = [autocast(tensor) for tensor in packed]
+        q, k, v = autocast(q), autocast(k), autocast(v)
     cu_seq_q, cu_seq_k, seqused_k = query.offsets(), key.offsets(), None
     if query.lengths() is not None or key.lengths() is not None:
         cu_seq_q, _ = _with_gaps(query)
         cu_seq_k, seqused_k = _with_gaps(key)
-    output, lse = _call(*packed, sinks, cu_seq_q, cu_seq_k, seqused_k, None, "NHD", *options)
+    output, lse = attend_packed(q, k, v, sinks, cu_seq_q, cu_seq_k, options, seqused_k)
     return _like(query, output), _like(query, lse.transpose(0, 1))
 
 
