@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """create_block_mask and BlockMask, and what flex_attention does with them."""
 
+import copy
+import pickle
+
 import clattn
 import numpy as np
 import pytest
@@ -463,13 +466,29 @@ def test_attributes_that_have_changed(device):
         refused(ValueError, "block_mask has", *arrays, block_mask=mask, device=device)
 
 
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
 def test_another_device(device):
-    others = [other for other in clattn.devices() if other != device]
-    if not others:
-        pytest.skip("there is one device")
-    mask = make(band(), None, None, 9, 37, 16, device=device)
-    arrays = qkv((2, 3), 9, 37, SMALL)
-    refused(ValueError, "block_mask", *arrays, block_mask=mask, device=others[0])
+    """A call takes a mask of any device. A copy, or what a pickle holds, is the same mask."""
+    mask = make(causal, None, None, 40, 37, 16, device=device)
+    arrays = qkv((2, 3), 40, 37, SMALL)
+    right = call(*arrays, block_mask=mask, device=device)
+    masks = [copy.copy(mask), copy.deepcopy(mask)]
+    for there in clattn.devices():
+        with clattn.use_device(there):
+            masks += [mask.to(there), pickle.loads(pickle.dumps(mask))]
+            assert masks[-1].device == masks[-2].device == there
+    for other in masks:
+        np.testing.assert_array_equal(other.to_dense(), mask.to_dense())
+        for there in (device, other.device):
+            for _ in range(2):  # the second one finds the copy
+                got = call(*arrays, block_mask=other, device=there)
+            np.testing.assert_allclose(got, right, atol=1e-6)
+    mask.entries = clattn.tensor(np.zeros_like(mask.entries.numpy()), device=device)
+    for there in clattn.devices():
+        assert not call(*arrays, block_mask=mask, device=there).any()
 
 
 SIZES = {"B": 2, "H": 3, "Q_LEN": 9, "KV_LEN": 37, "BLOCK_SIZE": 16}

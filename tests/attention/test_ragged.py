@@ -7,6 +7,7 @@ import pytest
 from references.attention import DTYPES, float32
 from support.checks import assert_close
 from support.data import draw
+from support.layouts import at_the_end_of_memory
 from support.ragged import check_sequences, in_pages, packed, run, seen
 from support.variants import decode_for, force, takes_cpu_kernels
 
@@ -88,8 +89,12 @@ def test_heads_of_a_page_are_read_together(device, layout, page_size, heads):
 
 
 @fastest
-def test_many_sequences_of_one_row(device):
-    check_sequences(packed([1] * 1000, [n % 7 for n in range(1000)], E=8), device)
+@pytest.mark.parametrize("count", [1, 1000])
+def test_sequences_of_one_row(device, count):
+    """Behind their offsets ends the memory that may be read."""
+    given = packed([1] * count, [n % 7 for n in range(count)], E=8)
+    ends = [at_the_end_of_memory(array) for array in given[3:]]
+    check_sequences(given._replace(cu_seq_q=ends[0], cu_seq_k=ends[1]), device)
 
 
 @fastest
@@ -162,7 +167,7 @@ def numbers(*rows):
 @fastest
 def test_one_row_beside_empty_sequences(device):
     check_sequences(packed([0, 1, 0, 1], [0, 3, 0, 5], Hq=9, Hk=3), device)
-    check_sequences(packed([0, 0, 2], [4, 0, 3], Hq=1, Hk=1), device)
+    check_sequences(packed([0, 0, 2, 0], [4, 0, 3, 1], Hq=1, Hk=1), device)
 
 
 @fastest
@@ -262,6 +267,18 @@ def test_entries_that_no_key_needs_may_hold_anything(device):
                                  seqused_k=[9, 2], enable_gqa=True, page_layout="HND",
                                  device=device)  # fmt: skip
         np.testing.assert_array_equal(got, right)
+
+
+@fastest
+def test_pages_before_a_window_may_hold_anything(device):
+    given = packed([1, 20], [70, 30])
+    right = run(given, device, 4, window_size=(5, -1))
+    for b, seen_from in enumerate((64, 5)):
+        first = given.cu_seq_k[b]
+        unseen = slice(first, first + seen_from)
+        given.key[unseen], given.value[unseen] = NAN, NAN
+    for got, expected in zip(run(given, device, 4, window_size=(5, -1)), right, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @fastest

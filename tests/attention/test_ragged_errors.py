@@ -3,6 +3,7 @@
 
 import clattn
 import numpy as np
+import pytest
 from support.data import draw
 from support.refusals import (
     FLOATS,
@@ -141,6 +142,28 @@ def test_out_is_untouched_after_an_error(device):
         if row[0] in SAID:
             refuse(clattn.varlen_attn, row, arrays() | {"out": out})
     assert (out == 7.5).all()
+    judge_right(device)
+
+
+OF_TENSORS = {
+    r"cu_seq_q\[2\] is 3": {"cu_seq_q": [0, 4, 3]},
+    r"cu_seq_k\[2\] is 8": {"cu_seq_k": [0, 3, 8]},
+    r"seqused_k\[1\] is -1": {"seqused_k": [4, -1]},
+    r"seqused_k\[0\] is 9": paged(seqused_k=[9, 3]),
+    r"block_table\[0, 1\] is 3": paged(block_table=[[0, 3], [2, 0]]),
+}
+
+
+def test_wrong_numbers_of_tensors(device):
+    """They are read before anything runs."""
+    for said, changed in OF_TENSORS.items():
+        for dtype in (np.int32, np.int64):
+            call = arrays() | changed
+            for name in ("cu_seq_q", "cu_seq_k", "seqused_k", "block_table"):
+                if call.get(name) is not None:
+                    call[name] = clattn.tensor(np.array(call[name], dtype), device=device)
+            with pytest.raises(ValueError, match=said):
+                clattn.varlen_attn(**call, device=device)
     judge_right(device)
 
 

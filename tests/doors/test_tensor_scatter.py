@@ -108,6 +108,7 @@ def test_layouts(device, lay):
     past, update = arrays_of()
     scatter(lay(past), lay(update), np.array([5, 0, 2, 9])[:3], device=device)
     scatter(lay(past), past[:, :, 2:6], np.array([9, 5, 9, 0, 9, 2])[1::2], device=device)
+    scatter(past, past[:, ::-1, 1:5], np.array([5, 0, 2]), device=device)
     scatter(past, np.broadcast_to(update[:1, :1, :1], update.shape), device=device)
     large, rows = arrays_of((2, 3, 90, 70), 40)
     scatter(lay(large), lay(rows), np.array([5, 50]), device=device)

@@ -9,7 +9,9 @@ from references.codes import WORDS, kept, restored
 from support.checks import assert_close
 from support.data import draw
 from support.forced import weights_are_rounded
+from support.loops import looped
 from support.paged_pair import PagedPair
+from support.processes import run_on
 from support.ragged import seen
 
 NAN = np.nan
@@ -82,6 +84,14 @@ def test_page_sizes(device, page_size):
     pair.attend([one, other], [30, 1])
 
 
+@looped("size", [1, 8, 31, 32, 33, 80, 256])
+@looped("dtype", WORDS)
+def test_head_sizes(device, size, dtype):
+    pair = Attending(device, dtype=dtype, E=size, EV=max(1, size - 3))
+    one, other = pair.open(2)
+    pair.append([one, other], [9, 2]).attend([one, other], [4, 1])
+
+
 @pytest.mark.parametrize("dtype", WORDS)
 def test_queries_of_halves_over_codes(device, dtype):
     pair = Attending(device, dtype=dtype, given=np.float16, key_scale=1.0)
@@ -113,6 +123,25 @@ def test_unused_rows_of_pages_do_not_matter(device):
     cache.append(sequence, rows, rows)
     for window in (None, (1, 0)):
         assert np.isfinite(cache.attend(rows, sequence, window=window)).all()
+
+
+@pytest.mark.by_turns
+def test_a_cache_of_more_than_two_thousand_million_codes(device):
+    """Pages that nobody has written take no memory: a page has 2**31 codes of keys."""
+    run_on(
+        device,
+        """
+    if device.max_allocation > 3 * 2**31 and device.memory_mode != "copy":
+        cache = clattn.PagedKVCache(3, 2**16, 1, 2**15, 1, "int8", device=device)
+        sequences = cache.open(3)
+        numbers = np.float32([1, 2, 3])[:, None, None]
+        keys = numbers * np.linspace(-1, 1, 2**15, dtype="f4")
+        cache.append(sequences, keys, numbers)
+        output, lse = cache.attend(keys, sequences, scale=1e-4, return_lse=True)
+        assert output.ravel().tolist() == [1, 2, 3]
+        np.testing.assert_allclose(lse[0], (keys[:, 0] ** 2).sum(-1) * 1e-4, rtol=1e-4)
+    """,
+    )
 
 
 def test_mods_sinks_out_and_tensors(device):

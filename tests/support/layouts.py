@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The same numbers in other layouts of memory: each function takes an array and lays it anew."""
 
+import ctypes
+import mmap
+
 import numpy as np
 
 
@@ -84,6 +87,19 @@ def record_field(a):
 
 
 ODD = [misaligned, byte_swapped, record_field]
+
+
+def at_the_end_of_memory(a):
+    """The bytes behind the last one may not be read."""
+    pages = -(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    octets = np.frombuffer(memory, np.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    behind = ctypes.c_void_p(octets.ctypes.data + pages)
+    assert protect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    view = octets[pages - a.nbytes : pages].view(a.dtype).reshape(a.shape)
+    view[...] = a
+    return view
 
 
 def far_rows(a):

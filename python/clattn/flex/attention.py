@@ -264,15 +264,15 @@ def read_block_mask(
         return None, mask_mod, None
     if mask_mod is not None:
         raise TypeError("mask_mod and block_mask are both given; expected one of them")
-    given = block_mask
+    given, there = block_mask, _device_of(query, device)
     if not isinstance(given, BlockMask):
-        given = from_torch(given, _device_of(query, device))
+        given = from_torch(given, there)
     if given is None:
         raise TypeError(
             f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
             "create_block_mask makes, or mask_mod=… for a function"
         )
-    return given, given.mask_mod, given.for_kernels()
+    return given, given.mask_mod, given.for_kernels(there)
 
 
 # ---- torch's arguments ----

@@ -56,7 +56,9 @@ class BlockMask:
         The device that holds `entries`.
     """
 
-    __slots__ = ("BLOCK_SIZE", "_checksums", "_mods", "_uses", "entries", "mask_mod", "shape")
+    __slots__ = (
+        "BLOCK_SIZE", "_checksums", "_copies", "_mods", "_uses", "entries", "mask_mod", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class BlockMask:
         self.entries = entries
         self.shape = shape
         self.BLOCK_SIZE = block_size
+        self._copies: dict[Device, tuple[Tensor, Tensor]] = {}  # entries, and what was copied
 
     @property
     def device(self) -> Device:
@@ -219,6 +222,28 @@ class BlockMask:
         made.entries = _core.tensor(self.entries, without_torch(device))
         return made
 
+    def __copy__(self) -> BlockMask:
+        """Return a block mask of the same entries."""
+        made = object.__new__(BlockMask)
+        for name in self.__slots__:
+            setattr(made, name, getattr(self, name))
+        made._copies = {}
+        return made
+
+    def __deepcopy__(self, memo: Any) -> BlockMask:
+        """Return a block mask of the same entries, which nobody writes to."""
+        return copy.copy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: entries as an array. The mask_mod is pickled by its name."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return state | {"entries": self.entries.numpy(), "_copies": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Entries go to the default device."""
+        for name, kept in (state | {"entries": _core.tensor(state["entries"], None)}).items():
+            setattr(self, name, kept)
+
     @property
     def seq_lengths(self) -> tuple[int, int]:
         """Q_LEN and KV_LEN."""
@@ -270,10 +295,20 @@ class BlockMask:
 
     # ---- for a call ----
 
-    def for_kernels(self) -> ForKernels:
-        """Return entries, Q_LEN, KV_LEN, BLOCK_SIZE, and whether the mask_mod uses b, and h."""
+    def for_kernels(self, device: DeviceLike | None = None) -> ForKernels:
+        """Return entries, Q_LEN, KV_LEN, BLOCK_SIZE, and whether the mask_mod uses b, and h.
+
+        Entries are those on `device`, to which they are copied once.
+        """
         _, _, rows, keys = self.shape
-        return self.entries, rows, keys, _pair(self.BLOCK_SIZE), *self._uses
+        entries = self.entries
+        there = entries.device if device is None else _core.find_device(device)
+        if there != entries.device:
+            kept = self._copies.get(there)
+            if kept is None or kept[1] is not entries:
+                kept = self._copies[there] = _core.tensor(entries, there), entries
+            entries = kept[0]
+        return entries, rows, keys, _pair(self.BLOCK_SIZE), *self._uses
 
     def check_unchanged(self, now: Mods) -> None:
         """Raise ValueError if the mask_mod is no longer the one that the blocks are made for.
