@@ -115,6 +115,8 @@ append_refused(ca_strbuf *text, int64_t takes)
         const char *name;
     } refused[] = {
         {CA_PAST_OPTIONS, "past keys"},
+        {CA_RAGGED_OPTIONS, "sequences of different lengths"},
+        {CA_SCALE_OPTIONS, "scales of keys and values"},
         {CA_USES(DROPOUT), "dropout"},
         {CA_USES(LATE_SOFTCAP), "softcap after the mask"},
     };

@@ -27,6 +27,7 @@ FAST = {"attention_tiled", "attention_tiled_scores", "attention_decode_gpu",
         "attention_decode_gpu_merge", "attention_tiled_backward"}  # fmt: skip
 REFERENCE = {"attention_reference", "attention_backward"}
 SLOW = {"attention_blocks", "attention_inputs", "diagonal_band"}
+PAGES = {"pages_copy", "pages_quantize"}
 
 CALLS = """
 import warnings
@@ -64,7 +65,8 @@ def test_every_operator(limited, name):
     limits = DEVICES[name]
     on_device = limited(limits)
     has_float64 = "cl_khr_fp64" in limits.extensions.split()
-    calls, expected = f"call_every_operator(device, {has_float64})", SLOW | {"attention_reference"}
+    calls = f"call_every_operator(device, {has_float64})"
+    expected = SLOW | PAGES | {"attention_reference"}
     if name == BRIEFLY:
         calls, expected = "call_each_kernel(device)", SLOW
     on_device.run(CALLS + WITHOUT_WARNINGS + f"calls.{calls}")

@@ -65,6 +65,9 @@ def few_work_groups(device, query, row, number):
                                     device=device),
         "Tensors": into_a_tensor,
         "one work-item": lambda: attend(query, number, number, device=device),
+        "sequences": lambda: clattn.varlen_attn(
+            query[0].swapaxes(0, 1), *[row[0].swapaxes(0, 1)] * 2, [0, 3, 8], [0, 9, KEYS],
+            device=device),
     }  # fmt: skip
 
 
@@ -137,6 +140,9 @@ def test_without_end(device):
         limit = "at most 24 hours, or the environment variable CLATTN_MAX_SECONDS"
         for words in ("scaled_dot_product_attention", device.name, sizes, limit):
             assert words in str(told.value)
+    with pytest.raises(ValueError, match=rf"varlen_attn.*would take about \S+ {unit} on device"):
+        clattn.varlen_attn(query[0].swapaxes(0, 1)[..., :1], *[key[0].swapaxes(0, 1)] * 2,
+                           [0, 1, 16], [0, 9, key.shape[2]], device=device)  # fmt: skip
 
 
 def test_the_longest_call_is_chosen(run_with_faults):

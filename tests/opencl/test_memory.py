@@ -62,6 +62,8 @@ def test_repeated_calls_keep_nothing(device, kind):
         import pytest
         q, k, v = qkv((1, 4), 64, 64, 64)
         mask = draw((64, 64)) > 0
+        packed, ends = draw((3, 64, 4, 64)), [0, 9, 64]
+        cache = clattn.PagedKVCache(8, 16, 4, 64, dtype="int8", device=device)
         wrong = [{"scale": "x"}, {"attn_mask": mask[:5]}, {"out": q[:1, :1]}, {"window": (1, -1)},
                  {"device": "no such device"}, {"dropout_p": 1.5}, {"is_causal": "x"}]
 
@@ -70,11 +72,19 @@ def test_repeated_calls_keep_nothing(device, kind):
                 for options in wrong * 20:
                     with pytest.raises((TypeError, ValueError, NotImplementedError)):
                         sdpa(q, k, v, **{"device": device} | options)
+                    with pytest.raises(ValueError):
+                        clattn.varlen_attn(*packed, ends, [0, 65, 64], device=device)
                 return
             for _ in range(20):
                 sdpa(q, k, v, device=device)
                 sdpa(q[:, ::-1], k[..., ::-1], v, mask, device=device, return_lse=True)
                 sdpa(q, k, v, mask[:, ::-1], device=device, out=np.empty_like(q), is_causal=True)
+                clattn.varlen_attn(*packed, ends, ends, device=device, return_lse=True)
+                sequences = cache.open(2)
+                cache.append(sequences, *packed[1:], ends)
+                cache.attend(packed[0], sequences, ends)
+                for sequence in (*sequences, cache.fork(sequences[1])):
+                    cache.close(sequence)
 
         def measure():
             gc.collect()

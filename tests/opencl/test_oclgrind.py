@@ -50,6 +50,13 @@ CASES = {
     "sinks, offsets": "check_attention(*qkv((2, 2), 5, 7, 8), device=device, sinks=draw((2,)), "
     "is_causal=True, query_offset=[-2, 1], return_weights=True)",
 }
+SEQUENCES = {  # packed, in pages, and pages of codes
+    "sequences": "check_sequences(packed([3, 0, 1, 2], [5, 2, 0, 19], E=16), device, "
+    "is_causal='lower_right')",
+    "sequences in pages": "check_sequences(packed([3, 1], [5, 19], E=16), device, 4)",
+    "codes in pages": "bits, wide, scales = coded([3, 1], [5, 19], np.dtype('i1'), 'of keys'); "
+    "check_results(wide, *call_coded(bits, scales, device, 4), False)",
+}
 DIAGONAL = {
     "rows": "check_band(draw((2, 5, 133)), 7, -1, 60, device=device)",
     "inverted": "check_band(draw((2, 5, 133)), 7, 40, -1, device=device)",
@@ -216,6 +223,7 @@ CODE = """
 import sys
 from functools import partial
 import clattn, ml_dtypes, numpy as np
+from attention.test_bytes import call as call_coded, coded
 from support.forced import FORCED
 from support.checks import check_attention, check_band
 from support.data import draw, qkv
@@ -224,6 +232,7 @@ from support.directml_calls import check_directml
 from support.dropout_calls import check_dropout
 from support.gradients import check_backward
 from support.paged_pair import check_pages
+from support.ragged import check_results, check_sequences, packed
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
 check_lse = partial(check_attention, return_lse=True)
@@ -266,12 +275,12 @@ def run_cleanly(env, cases):
 
 
 RUNS = {
-    "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS | PAGES,
-    "cpu": CASES | TILES,
-    "decode_cpu": DECODE,
-    "decode_gpu": DECODE_GPU,
+    "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS | PAGES | SEQUENCES,
+    "cpu": CASES | TILES | SEQUENCES,
+    "decode_cpu": DECODE | SEQUENCES,
+    "decode_gpu": DECODE_GPU | {"sequences in pages": SEQUENCES["sequences in pages"]},
     "decode_mma_emulated": DECODE_MMA,
-    "tiled": TILED,
+    "tiled": TILED | SEQUENCES,
     "mma_emulated": MMA,
 }
 

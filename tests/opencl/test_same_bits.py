@@ -23,8 +23,10 @@ def cached():
 def paged(dtype):
     cache = clattn.PagedKVCache(1, 300, 3, 64, dtype=dtype, device=device)
     rows = [array[0].swapaxes(0, 1) for array in qkv((1, 3), 257, 257, 64)[:2]]
-    cache.append(cache.open()[0], *rows)
-    return cache.key.numpy()[:, :, :257].copy(), cache.value.numpy()[:, :, :257].copy()
+    (sequence,) = cache.open()
+    cache.append(sequence, *rows)
+    output = cache.attend(draw((14, 6, 64)), [sequence] * 2, [0, 1, 14])
+    return cache.key.numpy()[:, :, :257].copy(), cache.value.numpy()[:, :, :257].copy(), output
 
 calls = {
     "many rows": lambda: attend(130, 257, is_causal=True, return_lse=True),
@@ -32,6 +34,8 @@ calls = {
     "bfloat16": lambda: attend(40, 257, ml_dtypes.bfloat16),
     "dropout": lambda: attend(40, 257, dropout_p=0.4, seed=5),
     "a cache": cached,
+    "sequences": lambda: clattn.varlen_attn(*draw((3, 90, 2, 64)), [0, 1, 90], [0, 70, 90],
+                                            return_lse=True, device=device),
     "pages": lambda: paged("float32"),
     "pages of codes": lambda: paged("int8"),
     "a matrix": lambda: clattn.diagonal_matrix(draw((70, 90)), 3, -2, 4, device=device),

@@ -51,6 +51,9 @@ class Shared:
         self.tensors = [clattn.tensor(array, device=device) for array in self.arrays]
         self.right = sdpa(*self.arrays, device=device)
         self.cache = clattn.KVCache(2, 1, 64, E, device=device)
+        self.pages = clattn.PagedKVCache(4 * THREADS, 4, 1, E, dtype="int8", device=device)
+        self.packed = [array[0].swapaxes(0, 1) for array in self.arrays]
+        self.of_parts = self.attend_to_parts()
         self.table = np.arange(16, dtype=np.float32)
         self.biased = self.bias(self.table)
         self.exports = []
@@ -64,6 +67,25 @@ class Shared:
     def attend(self, number):
         assert np.array_equal(sdpa(*self.arrays, device=self.device), self.right)
         assert np.array_equal(sdpa(*self.tensors, device=self.device).numpy(), self.right)
+
+    def attend_to_parts(self):
+        ends = [0, 9, 16]
+        return clattn.varlen_attn(*self.packed, ends, ends, is_causal=True, device=self.device)
+
+    def pack(self, number):
+        assert np.array_equal(self.attend_to_parts(), self.of_parts)
+
+    def serve(self, number):
+        """Sequences of the thread's own, in pages that all threads take and give back."""
+        first, second = self.pages.open(2)
+        token = np.full((6, 1, E), number + 1, np.float32)
+        self.pages.append([first, second], token, token, [0, 5, 6])
+        branch = self.pages.fork(first)
+        self.pages.append(branch, token[:1], token[:1])
+        output = self.pages.attend(token[:4], [second, branch, first], [0, 1, 2, 4])
+        np.testing.assert_allclose(output, token[:4], rtol=1e-6)
+        for sequence in (first, second, branch):
+            self.pages.close(sequence)
 
     def view(self, number):
         query = self.tensors[0]
@@ -115,7 +137,7 @@ class Shared:
     def work(self, end, number):
         """All kinds of work, from another one on in each thread, until the time is over."""
         kinds = (self.attend, self.view, self.trace, self.hand_out, self.append, self.read,
-                 self.choose, self.count)  # fmt: skip
+                 self.pack, self.serve, self.choose, self.count)  # fmt: skip
         turn = number
         while time.monotonic() < end or turn < number + len(kinds):
             kinds[turn % len(kinds)](number)

@@ -294,7 +294,14 @@ def test_memory_is_allocated_once(device):
         both.cache.fork(sequences[0])
         both.cache.append(sequences, *both.rows(400))
         assert settled(device) == made
-        del both, sequences
+        queries = draw((4, HK, 37))
+        for query in (queries, clattn.tensor(queries, device)):
+            before = settled(device)
+            for options in ({}, {"window": (3, 0), "return_lse": True}, {"is_causal": False}):
+                result = both.cache.attend(query, sequences, **options)
+                del result
+                assert settled(device) == before
+        del both, sequences, query
         assert settled(device) == start
 
 

@@ -44,7 +44,7 @@ def assert_names(text, *words):
 @each_call_of_several
 def test_two_devices_in_one_call(device, other, call):
     """ValueError that names both devices and both arguments, whichever is elsewhere."""
-    names = list(call.arrays)
+    names = call.read_by_device
     for elsewhere in names:
 
         def change(name, a, elsewhere=elsewhere):
@@ -61,7 +61,7 @@ def test_a_device_that_is_not_the_tensors(device, other, call):
     if not call.takes_device:
         return
     tensors = {name: clattn.tensor(a, device) for name, a in call.arrays.items()}
-    for one in tensors:
+    for one in call.read_by_device:
         text = refusal(lambda: call.run(lambda n, a: tensors[n] if n == one else a, device=other))  # noqa: B023
         assert_names(text, "device", one, device.name, other.name)
     text = refusal(lambda: call.run(lambda name, _: tensors[name], device=other))

@@ -50,7 +50,9 @@ def test_mixtures(device, call):
     """One Tensor among arrays, one array among Tensors: results are of the query's kind."""
     right = call.run(device=device)
     names = set(call.arrays)
-    for tensors in [{n} for n in names] + [names - {n} for n in names if len(names) > 1]:
+    for tensors in [{n} for n in call.read_by_device] + [
+        names - {n} for n in names if len(names) > 1
+    ]:
         got = call.run(lambda n, a: clattn.tensor(a, device) if n in tensors else a)  # noqa: B023
         assert kinds(call, got) == expected_kinds(call, got, tensors), tensors
         for name, result in got.items():

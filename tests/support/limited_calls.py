@@ -21,6 +21,8 @@ from support.gradients import check_backward, grads
 from support.mods import alibi, causal, check_flex
 from support.onnx_calls import cache, check_onnx, inputs
 from support.openvino_calls import check_openvino
+from support.paged_pair import PagedPair
+from support.ragged import check_sequences, packed
 from support.tensors import same_bits
 
 LEAD = (1, 2)
@@ -83,6 +85,19 @@ def call_cache(device):
     pair.attend(9)
     pair.append(1).attend(1)
     pair.reorder([1, 0]).truncate(5).contents_agree()
+
+
+def call_sequences(device):
+    """Packed sequences, pages of floats and of codes."""
+    given = packed([20, 1], [50, 400], E=64)
+    check_sequences(given, device, is_causal=True)
+    check_sequences(given, device, page_size=16)
+    pair = PagedPair(device, dtype="int8", E=64, EV=64)
+    first, second = pair.open(2)
+    pair.append([first, second], [9, 1])
+    pair.append([pair.fork(first)], [2])
+    output = pair.cache.attend(draw((10, 4, 64)), [second, first], [0, 1, 10])
+    assert np.isfinite(output).all()
 
 
 def call_matrices(device):
@@ -198,6 +213,6 @@ def convert_float64(device):
 
 def call_every_operator(device, has_float64=True):
     call_attention(device, has_float64)
-    for calls in (call_options, call_flex, call_merge, call_cache, call_matrices, call_doors,
-                  call_tensors, call_gradients):  # fmt: skip
+    for calls in (call_options, call_flex, call_merge, call_cache, call_sequences,
+                  call_matrices, call_doors, call_tensors, call_gradients):  # fmt: skip
         calls(device)

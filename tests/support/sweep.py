@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import re
+import sys
 import warnings
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -154,11 +155,15 @@ def operations(device, everything=True):
         cache.append([branch], *(clattn.tensor(array[:3], device) for array in rows))
         cache.truncate(second, 20)
         cache.close(first)
+        query = wide[0][0].swapaxes(0, 1)
+        output = cache.attend(query[:4], [branch, second, branch], [0, 1, 3, 4])
+        on_device = cache.attend(clattn.tensor(query[:3], device), [branch])
         table = cache.block_table([branch, second])
-        return [np.array(getattr(cache, part))[table[0, 0]] for part in parts]
+        kept = (np.array(getattr(cache, part))[table[0, 0]] for part in parts)
+        return [output, on_device, *kept]
 
     for dtype, *parts in (("float32", "key", "value"), ("int4", "key", "value_offset")):
-        add(f"PagedKVCache, {dtype}", lambda d=dtype, p=parts: paged(d, *p))
+        add(f"PagedKVCache, {dtype}", lambda d=dtype, p=parts: paged(d, *p), "reference")
     add("Tensor", lambda: [clattn.tensor(wide[0], device), tensor.T.reshape(-1), tensor[0, 1:]])
     add("tril of a Tensor", lambda: [clattn.tril(tensor)])
     return made
@@ -425,16 +430,17 @@ def sweep_memory(device, *, everything=True, only=None):
 def sweep_python(device, *, everything=True, only=None):
     """Let the n-th allocation of the interpreter fail, for each operator. {outcome: count}.
 
-    Not for PagedKVCache, which has comprehensions: CPython 3.11 loses what these hold where it
-    finds no memory for them.
+    The methods of PagedKVCache have functions within. Where the interpreter loses the arguments of
+    such a method, something may be left over.
     """
     import _testcapi
 
     counts = {"raised": 0}
+    loses = loses_arguments()
     operators = operations(device, everything)
     hold_codes()
     for title, run in operators.items():
-        if (only is not None and only not in title) or "PagedKVCache" in title:
+        if only is not None and only not in title:
             continue
         expected = run()
         before = settle(device)
@@ -456,9 +462,36 @@ def sweep_python(device, *, everything=True, only=None):
                 continue
             counts["raised"] += 1
             unmoved = 0
-            assert settle(device) == before, f"{title}: allocation {n}: something is left over"
+            after = settle(device)
+            if not (loses and "PagedKVCache" in title):
+                assert after == before, f"{title}: allocation {n}: something is left over"
+            before = after
         assert same(run(), expected), f"{title}: the next call is wrong"
     return counts
+
+
+def loses_arguments():
+    """Whether the interpreter loses arguments that a function within reads, as CPython 3.11 does.
+
+    That is where it finds no memory for the cells that hold them.
+    """
+    import _testcapi
+
+    class Kept:
+        def keep(self, argument):
+            return lambda: (self, argument)
+
+    thing, one = [], Kept()
+    one.keep(thing)
+    before = sys.getrefcount(thing)
+    _testcapi.set_nomemory(1, 2)
+    try:
+        one.keep(thing)
+    except MemoryError:
+        pass
+    finally:
+        _testcapi.remove_mem_hooks()
+    return sys.getrefcount(thing) > before
 
 
 def hold_codes():

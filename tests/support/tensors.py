@@ -11,6 +11,8 @@ from references.diagonal import bits, numbers
 from references.directml import make
 from support.data import draw
 
+READ_BY_HOST = "cu_seq_q", "cu_seq_k", "seqused_k", "block_table"  # from any device
+
 
 class Call(NamedTuple):
     """A correct call: the function's path below clattn, the array that decides, and the rest."""
@@ -23,6 +25,11 @@ class Call(NamedTuple):
     @property
     def takes_device(self):
         return self.name not in ("tril", "triu")
+
+    @property
+    def read_by_device(self):
+        """The names of the arrays that are on the call's device, if they are Tensors."""
+        return [name for name in self.arrays if name not in READ_BY_HOST]
 
     def run(self, change=lambda name, array: array, device=None, **more):
         """Call clattn; `change(name, array)` says what is passed for each array.
@@ -64,6 +71,18 @@ def gradients():
     arrays["grad_output"] = draw(result.shape, seed=3)
     options = {"is_causal": True, "needs": ("query", "key", "value", "attn_mask")}
     return Call("scaled_dot_product_attention_backward", "query", arrays, options)
+
+
+def packed(**pages):
+    """Two sequences, whose keys may lie in pages."""
+    arrays = {"query": draw((5, 4, 8)), "key": draw((9, 2, 8), seed=1),
+              "value": draw((9, 2, 8), seed=2), "cu_seq_q": np.array([0, 2, 5]),
+              "cu_seq_k": np.array([0, 3, 9]), "sinks": draw((4,), seed=3)}  # fmt: skip
+    if pages:
+        arrays |= {name: arrays[name].reshape(3, 3, 2, 8) for name in ("key", "value")}
+        arrays |= pages
+    options = {"is_causal": "lower_right", "enable_gqa": True, "return_lse": True}
+    return Call("varlen_attn", "query", arrays, options)
 
 
 def onnx(past=True, **options):
@@ -115,6 +134,8 @@ CALLS = {
     "torch-like, dropout": torch_like(dropout_p=0.3, seed=5),
     "torch-like, one row": torch_like(1, 200),
     "gradients": gradients(),
+    "packed": packed(),
+    "packed, pages": packed(block_table=np.array([[2, 0], [1, 0]]), seqused_k=np.array([2, 5])),
     "onnx with a past": onnx(),
     "onnx with lengths": onnx(past=False),
     "onnx, rows into a cache": onnx_scatter(),

@@ -41,6 +41,17 @@ def append_to_pages(key, value, cu_seq, dtype):
     return cache.length(first), cache.length(second), [cache.value.numpy()[n] for n in pages]
 
 
+def make_pages(**sizes):
+    return clattn.PagedKVCache(num_kv_heads=2, **sizes)
+
+
+def attend_to_pages(**options):
+    cache = clattn.PagedKVCache(5, 2, 2, 8)
+    sequences = cache.open(2)
+    cache.append(sequences, PACKED, PACKED, [0, 2, 5])
+    return cache.attend(sequences=sequences, **options)
+
+
 def attend(**options):
     cache = clattn.KVCache(1, 2, 9, 8)
     cache.append(Q, Q)
@@ -111,6 +122,13 @@ RIGHT = {
         "dtype": "float32"},
     append: {"key": Q, "value": Q, "counts": [3]},
     append_to_pages: {"key": Q[0], "value": Q[0], "cu_seq": [0, 1, 2], "dtype": "float32"},
+    make_pages: {
+        "num_pages": 3, "page_size": 2, "head_size": 8, "v_head_size": None, "dtype": "float8_e5m2",
+        "key_scale": 1.0, "value_scale": [1.0, 2.0]},
+    attend_to_pages: {
+        "query": PACKED, "cu_seq_q": [0, 2, 5], "is_causal": True, "scale": 0.5,
+        "window": (1, None), "softcap": 0.0, "sinks": np.ones(2), "score_mod": None,
+        "return_lse": True, "out": np.zeros_like(PACKED)},
     clattn.quantize: {"array": Q, "dtype": "int8", "axis": -2, "group": 3},
     clattn.dequantize: {
         "values": np.ones((2, 5), np.int8), "scales": np.ones(2, "f4"), "dtype": "float32",
@@ -257,12 +275,14 @@ def judge_flex(answer, *, query, key, value, score_mod, block_mask, mask_mod, si
     judge_parts(answer, {"result": result} | ({"lse": lse} if return_lse else {}))
 
 
+UNUSED = ("seqused_k", "block_table", "score_mod", "mask_mod", "key_scale", "value_scale")
+
+
 def judge_varlen(answer, *, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table,
                  is_causal, window_size, sinks, return_lse, enable_gqa, scale, softcap,
                  **others):  # fmt: skip
     assert block_table is None
-    extra = ("score_mod", "mask_mod", "key_scale", "value_scale")
-    if any(others[name] is not None for name in extra):
+    if any(others[name] is not None for name in UNUSED[2:]):
         return  # which test_ragged.py compares
     output, lse = answer if return_lse else (answer, None)
     is_causal = is_causal if isinstance(is_causal, str) else bool(is_causal)
@@ -333,6 +353,21 @@ def judge_pages(answer, *, key, value, cu_seq, dtype):
         assert_same(found, rows, "value")
 
 
+def judge_paged(answer, *, num_pages, page_size, head_size, v_head_size, dtype, **scales):
+    widths = head_size, head_size if v_head_size is None else v_head_size
+    for kept, width in zip((answer.key, answer.value), widths, strict=True):
+        assert kept.shape == (num_pages, 2, page_size, width)
+    assert answer.free_pages == num_pages and answer.dtype == dtype
+
+
+def judge_pages_attended(answer, *, window, is_causal, score_mod, out, **options):
+    if score_mod is None:
+        bounds = (-1, -1) if window is None else [-1 if n is None else n for n in window]
+        judge_varlen(answer, key=PACKED, value=PACKED, cu_seq_k=[0, 2, 5], window_size=bounds,
+                     is_causal="lower_right" if is_causal else False, enable_gqa=True,
+                     **dict.fromkeys(UNUSED), **options)  # fmt: skip
+
+
 def judge_codes(answer, *, array, dtype, axis, group):
     """Codes times scales are near the numbers."""
     back = clattn.dequantize(*answer, axis=axis, group=group)
@@ -366,5 +401,6 @@ def judge_change(answer, *, n, indices):
 JUDGES = dict(zip(RIGHT, (
     judge_attention, judge_backward, judge_onnx, judge_scatter, judge_openvino, judge_directml,
     judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_varlen, judge_tensor,
-    judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_codes, judge_numbers,
+    judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_paged,
+    judge_pages_attended, judge_codes, judge_numbers,
     judge_attend, judge_change), strict=True))  # fmt: skip

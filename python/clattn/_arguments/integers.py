@@ -79,7 +79,15 @@ def integers(numbers: Any, name: str, expected: str = "a sequence of integers") 
 
 def table(numbers: Any, name: str) -> np.ndarray:
     """Return a new int64 array of two dimensions."""
-    array = _read(numbers, name) if hasattr(type(numbers), "__dlpack__") else np.asarray(numbers)
+    is_foreign = hasattr(type(numbers), "__dlpack__")
+    try:
+        array = _read(numbers, name) if is_foreign else np.asarray(numbers)
+    except ValueError:
+        if is_foreign:
+            raise
+        raise ValueError(f"{name} is {_shown(numbers)}; expected rows of one length") from None
+    if array.size > 0:
+        _check_kind(array, name)
     if array.ndim != 2:
         raise ValueError(f"{name} has shape {array.shape}; expected two dimensions")
     return _as_int64(array, numbers, name)
@@ -132,7 +140,7 @@ def _read(numbers: Any, name: str) -> np.ndarray:
     kind = type(numbers)
     try:
         return np.asarray(numbers) if hasattr(kind, "__array__") else np.from_dlpack(numbers)
-    except (MemoryError, ImportError):
+    except (MemoryError, ImportError, _core.DeviceError):
         raise
     except Exception as error:
         raise ValueError(f"{name} ({kind.__name__}) cannot be read: {error}") from error
@@ -146,9 +154,13 @@ def _from_array(array: np.ndarray, given: Any, name: str) -> np.ndarray:
     return _as_int64(array, given, name)
 
 
-def _as_int64(array: np.ndarray, given: Any, name: str) -> np.ndarray:
+def _check_kind(array: np.ndarray, name: str) -> None:
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
+
+
+def _as_int64(array: np.ndarray, given: Any, name: str) -> np.ndarray:
+    _check_kind(array, name)
     _check_length(array.size, name)
     copy = array.astype(np.int64, order="C")
     if array.dtype.kind == "u" and (copy < 0).any():
