@@ -9,7 +9,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn._commands.bench import command, contest, exact, limits, peers, torch_peers
-from clattn._commands.bench.rows import GPU_ROWS, ROWS, Row, draw, scaled
+from clattn._commands.bench.rows import GPU_ROWS, ROWS, Row, draw
 from clattn._commands.main import main
 
 MIB = 1 << 20
@@ -53,12 +53,12 @@ def test_the_rows_are_what_gpus_are_judged_by():
 
 def test_rows_scaled_down():
     row = Row("a", (8, 32, 8, 4096, 8192, 128), "float16", is_causal=True, window=512)
-    assert scaled(row, 1) == row
-    small = scaled(row, 64)
+    assert row.scaled(1) == row
+    small = row.scaled(64)
     assert small.shape == (2, 32, 8, 64, 128, 128)
     assert (small.dtype, small.window, small.is_causal) == ("float16", 16, True)
-    assert scaled(row, 4096).shape[3:5] == (16, 16)
-    assert scaled(Row("b", (1, 8, 8, 1, 8192, 64)), 64).shape == (1, 8, 8, 1, 128, 64)
+    assert row.scaled(4096).shape[3:5] == (16, 16)
+    assert Row("b", (1, 8, 8, 1, 8192, 64)).scaled(64).shape == (1, 8, 8, 1, 128, 64)
 
 
 # --- time ------------------------------------------------------------------------------------

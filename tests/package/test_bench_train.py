@@ -118,6 +118,7 @@ def test_clattn_is_right_and_errors_are_noticed(device, row):
     problem = draw(row)
     exact = exact_gradients(problem)
     call, alone = train_calls(problem, device)
+    alone = alone["backward"]
     got = call.result()
     assert exact.is_right(got)
     assert 0 < exact.error(got) <= exact.allowed
@@ -203,7 +204,7 @@ def test_a_wrong_gradient_is_noticed(first_device, capsys, monkeypatch, few_limi
 
 def test_rows_of_training_stand_alone(capsys):
     assert bench("--rows", "train", "tiny") == 2
-    assert "rows of training are measured without others" in capsys.readouterr().err
+    assert "the rows of 'train' are measured without others" in capsys.readouterr().err
     assert bench("--flex", "--rows", "train") == 2
     assert bench("--rows", "train", "--list") == 0
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -214,7 +215,11 @@ def test_the_table(first_device):
     """The share of the limit is that of the backward pass."""
     row = SMALL["plain"]
     one = contest.Measured(row, 1.0, {"d": 1.0, "torch": 1.5}, {"d": 1e-6, "torch": 1e-6})
-    one.best, one.beside, one.limits = "torch", {"d": 0.8}, {"d": 2.5 * row.backward_flop}
+    one.best, one.beside, one.limits = (
+        "torch",
+        {"d": {"backward": 0.8}},
+        {"d": 2.5 * row.backward_flop},
+    )
     torch = SimpleNamespace(label="torch", name="torch", version="torch 3")
     rivals = contest.Contestants(
         {"d": first_device}, [torch], {"d": limits.Limits(first_device)}, {}

@@ -14,6 +14,7 @@ LONG_SECONDS = 1.0  # of a call beside which threads that spin do not matter
 THREADS = os.cpu_count() or 1  # of torch and other implementations
 
 T = TypeVar("T")
+Name = TypeVar("Name")
 
 
 def measure_memory(call: Callable[[], T]) -> tuple[T, int | None]:
@@ -56,7 +57,7 @@ def shortest(
     return best
 
 
-def take_turns(calls: Mapping[str, Callable[[], object]], best: dict[str, float]) -> None:
+def take_turns(calls: Mapping[Name, Callable[[], object]], best: dict[Name, float]) -> None:
     """Time each call once more; `best` keeps the shortest seconds of each.
 
     A turn is several calls. The first does not count: threads of the previous implementation

@@ -16,18 +16,23 @@ from clattn._commands.bench.contest import Measured
 from clattn._commands.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
 from clattn._commands.bench.limits import Limits
 from clattn._commands.bench.peers import Peer
-from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype, scaled
+from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype
+from clattn._commands.bench.serving import SERVE_ROWS, ServeRow, serve_calls
 from clattn._commands.bench.training import TRAIN_ROWS, TorchTraining, train_calls
 from clattn._commands.common import CommandError, find_device, need, number
 from clattn._host.progress import open_bar
+
+# Rows that are measured without others, by the word that asks for them.
+APART: dict[str, Sequence[Row]] = {"train": TRAIN_ROWS, "serve": SERVE_ROWS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
     add("--rows", metavar="NAME", nargs="+", type=_rows,
-        help="names of rows, patterns such as '*decode*', 'models', 'calls', or 'train', rows of "
-        "forward and backward pass (default: all but these)"
+        help="names of rows, patterns such as '*decode*', 'models', 'calls', 'train', rows of "
+        "forward and backward pass, or 'serve', sequences of different lengths (default: all but "
+        "these two)"
         )  # fmt: skip
     add("--gpu", action="store_true",
         help="measure rows for GPUs, on arrays of the device, beside torch on CUDA")  # fmt: skip
@@ -55,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _rows(pattern: str) -> list[Row]:
     if pattern == "models":
         return list(MODEL_ROWS)
-    if pattern == "train":
-        return list(TRAIN_ROWS)
-    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS, *TRAIN_ROWS)
+    if pattern in APART:
+        return list(APART[pattern])
+    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS, *TRAIN_ROWS, *SERVE_ROWS)
     if pattern == "calls":
         by_name = {row.name: row for row in everything}
         return [by_name[name] for name in TITLES]
@@ -101,12 +106,16 @@ def _print_rows(rows: Sequence[Row]) -> None:
         more = [f"{row.mask} mask"] if row.mask else []
         more += ["causal"] if row.is_causal else []
         more += ["lower right"] if row.is_causal == "lower_right" else []
-        more += [row.layout] if row.layout != "heads" else []
+        is_view = row.layout != "heads" and not isinstance(row, ServeRow)
+        more += [row.layout] if is_view else []
         more += [f"clattn.{row.door}"] if row.door != "torch" else []
         more += [f"window {row.window}"] if row.window is not None else []
         if isinstance(row, FlexRow):
             more += ["ALiBi"] if row.alibi else []
             more += ["documents"] if row.documents else []
+        if isinstance(row, ServeRow):
+            more += [f"{len(row.lengths)} sequences", *([row.code] if row.code else [])]
+            more += [f"pages of {row.page_size}"] if row.page_size else []
         more += ["both passes"] if row.trains else []
         sizes = ", ".join(map(str, row.shape))
         print(f"{row.name:<18} {sizes:<26} {row.dtype:<9} {', '.join(more)}".rstrip())
@@ -116,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status: 1 where a result was wrong."""
     if arguments.gpu and arguments.flex:
         raise CommandError("--gpu and --flex have rows of their own: leave out one of them", 2)
-    if arguments.scale > 1 and not (arguments.gpu or arguments.flex or _trains(arguments)):
+    if arguments.scale > 1 and not (arguments.gpu or arguments.flex or _apart(arguments)):
         raise CommandError(
-            "--scale is for rows of --gpu, --flex or --rows train: add one of them", 2
+            "--scale is for rows of --gpu, --flex, --rows train or serve: add one of them", 2
         )
     if arguments.records:
         return _show(arguments)
@@ -154,19 +163,23 @@ def _write(
         _plot(arguments.plot, records, names)
 
 
-def _trains(arguments: argparse.Namespace) -> bool:
-    """Return whether a name or pattern of --rows asks for rows of training and no others."""
-    return any(all(row.trains for row in rows) for rows in arguments.rows or ())
+def _apart(arguments: argparse.Namespace) -> str | None:
+    """Return the word of `APART` of whose rows, and no others, a pattern of --rows asks."""
+    for word, table in APART.items():
+        if any(set(rows) <= set(table) for rows in arguments.rows or ()):
+            return word
+    return None
 
 
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
     table: Sequence[Row] = FLEX_ROWS if arguments.flex else GPU_ROWS if arguments.gpu else ROWS
-    if table is ROWS and _trains(arguments):
-        table = TRAIN_ROWS
-        if not all(any(row.trains for row in rows) for rows in arguments.rows):
-            raise CommandError("--rows: rows of training are measured without others", 2)
+    word = _apart(arguments)
+    if table is ROWS and word is not None:
+        table = APART[word]
+        if any(set(rows).isdisjoint(table) for rows in arguments.rows):
+            raise CommandError(f"--rows: the rows of {word!r} are measured without others", 2)
     chosen = {row for rows in arguments.rows or [table] for row in rows}
-    rows = [scaled(row, arguments.scale) for row in table if row in chosen]
+    rows = [row.scaled(arguments.scale) for row in table if row in chosen]
     if not rows:
         option = "--flex" if arguments.flex else "--gpu" if arguments.gpu else ""
         what = f"of {option}" if option else "without --gpu or --flex"
@@ -199,6 +212,8 @@ def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, 
         classes, make_calls, seconds = [flex.TorchFlex], flex.flex_calls, ROW_SECONDS
     elif rows[0].trains:
         classes, make_calls, seconds = [TorchTraining], train_calls, ROW_SECONDS
+    elif isinstance(rows[0], ServeRow):
+        classes, make_calls, seconds = [], serve_calls, ROW_SECONDS
     measured: list[Measured] = []
     alone: dict[str, flex.Alone] = {}
     with ExitStack() as stack:

@@ -19,11 +19,11 @@ from clattn._commands.bench.peers import Call, Peer, first_line, joined_heads, r
 from clattn._commands.bench.rows import Array, Problem, Row, contiguous, draw
 from clattn._commands.timing import take_turns
 
-BESIDE = "beside, "  # before the words of a device: the other call of clattn's
+Beside = tuple[str, str]  # the words of a device, and the name of another call of clattn's
 LEAST_ROUNDS = 2  # of a row that takes longer than it should
 
-# Makes clattn's call of a problem, and the one that it stands beside.
-MakeCalls = Callable[[Problem, Device], tuple[Call, Call | None]]
+# Makes clattn's call of a problem, and those that it stands beside, by name.
+MakeCalls = Callable[[Problem, Device], tuple[Call, dict[str, Call]]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
-    # Seconds by device: of the call of clattn that the row is compared with, or, in a row of
-    # training, of the backward pass alone.
-    beside: dict[str, float] = field(default_factory=dict)
+    # Seconds by device: of the calls of clattn that the row is compared with, or, in a row of
+    # training, of the backward pass alone ("backward").
+    beside: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:
         """Return a peer's time divided by clattn's on a device."""
@@ -74,7 +74,7 @@ class Measured:
         if not self.limits[words]:
             return None
         if self.row.trains:
-            return self.row.backward_flop / self.beside[words] / self.limits[words]
+            return self.row.backward_flop / self.beside[words]["backward"] / self.limits[words]
         return self.rate(words) / self.limits[words]
 
 
@@ -165,10 +165,12 @@ def _directml_call(problem: Problem, device: Device) -> Call:
     return Call(run, lambda: split_heads(run()[0], H))
 
 
-def clattn_calls(problem: Problem, device: Device) -> tuple[Call, Call | None]:
+def clattn_calls(problem: Problem, device: Device) -> tuple[Call, dict[str, Call]]:
     """Return clattn's call, and, for a row of views, its function on contiguous copies."""
-    beside = None if problem.row.is_plain else clattn_call(contiguous(problem), device)
-    return clattn_call(problem, device), beside
+    call = clattn_call(problem, device)
+    if problem.row.is_plain:
+        return call, {}
+    return call, {"contiguous": clattn_call(contiguous(problem), device)}
 
 
 def measure(
@@ -184,7 +186,7 @@ def measure(
     """
     measured, calls = _check(row, contestants, make_calls)
     runs = {name: call.run for name, call in calls.items()}
-    measured.seconds = dict.fromkeys(runs, math.inf)
+    best = dict.fromkeys(runs, math.inf)
     measured.limits = {words: 0.0 for words in contestants.devices if words in runs}
     start = time.perf_counter()
     for done in range(rounds):
@@ -192,12 +194,12 @@ def measure(
             break
         for words, limit in measured.limits.items():
             measured.limits[words] = max(limit, contestants.limits[words].measure(row))
-        take_turns(runs, measured.seconds)
+        take_turns(runs, best)
     for name, call in calls.items():
-        measured.seconds[name] /= call.count
-    for words in contestants.devices:
-        if BESIDE + words in runs:
-            measured.beside[words] = measured.seconds.pop(BESIDE + words)
+        if isinstance(name, str):
+            measured.seconds[name] = best[name] / call.count
+        else:
+            measured.beside.setdefault(name[0], {})[name[1]] = best[name] / call.count
     labels = [peer.label for peer in contestants.peers if peer.label in runs]
     measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
     return measured
@@ -205,7 +207,7 @@ def measure(
 
 def _check(
     row: Row, contestants: Contestants, make_calls: MakeCalls
-) -> tuple[Measured, dict[str, Call]]:
+) -> tuple[Measured, dict[str | Beside, Call]]:
     """Return the errors of everything that runs the row, and the calls to be timed.
 
     A peer that fails, or whose result is wrong, is left out with a note.
@@ -213,21 +215,20 @@ def _check(
     problem = draw(row)
     exact = exact_gradients(problem) if row.trains else exact_rows(problem)
     measured = Measured(row, exact.allowed)
-    calls: dict[str, Call] = {}
+    calls: dict[str | Beside, Call] = {}
     for words, device in contestants.devices.items():
         if row.dtype == "float64" and not device.float64:
             continue
         try:
             call, beside = make_calls(problem, device)
             result = call.result()
-            if beside is not None:
-                beside.run()  # the first one may prepare something
+            for other in beside.values():
+                other.run()  # the first one may prepare something
         except (clattn.DeviceError, MemoryError, ValueError) as failure:
             measured.failed[words] = first_line(failure)
             continue
         calls[words], measured.errors[words] = call, exact.error(result)
-        if beside is not None:
-            calls[BESIDE + words] = beside
+        calls |= {(words, name): other for name, other in beside.items()}
         if not exact.is_right(result):
             measured.wrong.append(words)
     for peer in contestants.peers:

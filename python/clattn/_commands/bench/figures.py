@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clattn._commands.bench.rows import TITLES, TRAIN_TITLES, Row
+from clattn._commands.bench.rows import SERVE_TITLES, TITLES, TRAIN_TITLES, Row
 from clattn._commands.common import CommandError
 
 LINE_WIDTH = 100  # of Markdown, but for tables
@@ -49,6 +49,13 @@ class Column:
         """Return how near a row is to the limit; None: not known."""
         share = _results(self.record, name)[0].get(self.words, {}).get("limit_share")
         return None if share is None else float(share)
+
+    def beside(self, name: str) -> dict[str, float]:
+        """Return clattn's time of a row of serving divided by those of its other calls, by name."""
+        found = _results(self.record, name)[0].get(self.words)
+        if found is None or name not in SERVE_TITLES:
+            return {}
+        return {other: found["seconds"] / s for other, s in found["beside_seconds"].items()}
 
     def peer(self, name: str) -> str:
         """Return the name of the fastest peer."""
@@ -95,14 +102,16 @@ def names_in(records: Sequence[Record], chosen: Sequence[Row] | None) -> list[st
 def as_markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     """Return the table of some rows, and a line for each machine: what it is, when it ran.
 
-    Rows of training also have the other's time, and the share of the limit.
+    Rows of training also have the other's time, and the share of the limit. Those of serving have
+    the times of clattn's other calls in the place of others'.
     """
     shown = columns(records)
     trained = {row["name"] for record in records for row in record["rows"] if row.get("trains")}
     trains = not trained.isdisjoint(names)
-    titles = ["call", *(title for one in shown for title in _titles(one, names, trains))]
+    beside = list(dict.fromkeys(o for one in shown for name in names for o in one.beside(name)))
+    titles = ["call", *(title for one in shown for title in _titles(one, names, trains, beside))]
     rows = [
-        [title_of(name), *(cell for one in shown for cell in _cells(one, name, trains))]
+        [title_of(name), *(cell for one in shown for cell in _cells(one, name, trains, beside))]
         for name in names
     ]
     lines = [f"| {' | '.join(row)} |" for row in (titles, *rows)]
@@ -115,11 +124,16 @@ def as_markdown(records: Sequence[Record], names: Sequence[str]) -> str:
 
 def title_of(name: str) -> str:
     """Return what a reader calls a row."""
-    return TITLES.get(name) or TRAIN_TITLES.get(name, name)
+    return (TITLES | TRAIN_TITLES | SERVE_TITLES).get(name, name)
 
 
-def _titles(one: Column, names: Sequence[str], trains: bool) -> Iterator[str]:
+def _titles(
+    one: Column, names: Sequence[str], trains: bool, beside: Sequence[str]
+) -> Iterator[str]:
     yield f"{one.label}, ms"
+    if beside:
+        yield from (f"beside {other}" for other in beside)
+        return
     if trains:
         peers = (one.peer(name) for name in names if one.peer_milliseconds(name) is not None)
         yield f"{next(peers, 'other')}, ms"
@@ -128,11 +142,14 @@ def _titles(one: Column, names: Sequence[str], trains: bool) -> Iterator[str]:
         yield "limit"
 
 
-def _cells(one: Column, name: str, trains: bool) -> Iterator[str]:
+def _cells(one: Column, name: str, trains: bool, beside: Sequence[str]) -> Iterator[str]:
     def digits(number: float | None) -> str:
         return "" if number is None else two_digits(number)
 
     yield digits(one.milliseconds(name))
+    if beside:
+        yield from (digits(one.beside(name).get(other)) for other in beside)
+        return
     if trains:
         yield digits(one.peer_milliseconds(name))
     yield digits(one.ratio(name))

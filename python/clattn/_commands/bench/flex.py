@@ -26,7 +26,7 @@ import clattn
 from clattn import Device
 from clattn._commands.bench import torch_peers
 from clattn._commands.bench.peers import Call
-from clattn._commands.bench.rows import Array, Problem, Row, draw, scaled
+from clattn._commands.bench.rows import Array, Problem, Row, draw
 from clattn._commands.timing import measure_memory, shortest
 
 ROW_SECONDS = 10.0  # after which a row gets no more rounds
@@ -149,7 +149,7 @@ def make_mods(
     return score_mod, causal if row.is_causal else None
 
 
-def flex_calls(problem: Problem, device: Device) -> tuple[Call, Call | None]:
+def flex_calls(problem: Problem, device: Device) -> tuple[Call, dict[str, Call]]:
     """Return clattn's call with functions, and its own call without, see `FlexRow.own`."""
     row = problem.row
     assert isinstance(row, FlexRow)
@@ -160,10 +160,10 @@ def flex_calls(problem: Problem, device: Device) -> tuple[Call, Call | None]:
     arrays = (problem.query, problem.key, problem.value)
     run = functools.partial(clattn.flex_attention, *arrays, score_mod, block_mask, device=device)
     if row.own is None:
-        return Call(run, run), None
+        return Call(run, run), {}
     attend = clattn.scaled_dot_product_attention
     own = functools.partial(attend, *arrays, device=device, **row.own)
-    return Call(run, run), Call(own, own)
+    return Call(run, run), {"own": Call(own, own)}
 
 
 class TorchFlex(torch_peers.Torch):
@@ -300,7 +300,7 @@ def main(words: str, name: str, divisor: int) -> int:
     """Print the seconds of a row's first call, or the cost of a block mask, as JSON."""
     if name:
         [row] = [row for row in FLEX_ROWS if row.name == name]
-        print(json.dumps(_first_call(words, scaled(row, divisor))))
+        print(json.dumps(_first_call(words, row.scaled(divisor))))
     else:
         print(json.dumps(_mask_cost(words, max(1, MASK_LENGTH // divisor))))
     return 0

@@ -72,13 +72,17 @@ def make_table(words: str, results: Results) -> Table:
     )
     shown = _Shown(
         rates=any(one.row.on_device for one in measured),
-        beside=any(one.beside and not one.row.trains for one in measured),
+        beside=list(
+            dict.fromkeys(
+                name for one in measured if not one.row.trains for name in one.beside.get(words, ())
+            )
+        ),
         first=bool(results.alone),
         trains=any(one.row.trains for one in measured),
     )
     table.add_column("row", no_wrap=True)
     headers = ["ms", *(["TFLOP/s", "GB/s"] if shown.rates else ())]
-    headers += ["beside\nown" if shown.first else "beside\ncontiguous"] if shown.beside else []
+    headers += [f"beside\n{name}" for name in shown.beside]
     headers += ["backward\nms"] if shown.trains else []
     for header in (*headers, "limit", "best"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -99,7 +103,7 @@ class _Shown:
     """Which columns a table has, besides those of every table."""
 
     rates: bool  # TFLOP/s and GB/s
-    beside: bool  # the time divided by that of clattn's other call
+    beside: list[str]  # the time divided by those of clattn's other calls, by name
     first: bool  # the seconds of first calls, clattn's and torch's
     trains: bool  # the time of the backward pass, and the peers' times instead of ratios
 
@@ -119,10 +123,11 @@ def _cells(words: str, one: Measured, results: Results, shown: _Shown) -> Iterat
         read = one.row.limit == "read"
         yield "" if read else f"{one.rate(words) / 1e12:.3g}"
         yield f"{one.rate(words) / 1e9:.4g}" if read else ""
-    if shown.beside:
-        yield f"{seconds / one.beside[words]:.2f}" if words in one.beside else ""
+    beside = one.beside.get(words, {})
+    for name in shown.beside:
+        yield f"{seconds / beside[name]:.2f}" if name in beside else ""
     if shown.trains:
-        yield _milliseconds(one.beside[words])
+        yield _milliseconds(beside["backward"])
     share = one.limit_share(words)
     yield "" if share is None else f"{share:.0%}"
     yield ratio(one.best, "bold ")
@@ -225,15 +230,19 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def _row_json(one: Measured, results: Results) -> dict[str, Any]:
-    found: dict[str, dict[str, float | None]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, seconds in one.seconds.items():
         error = one.errors[name] if math.isfinite(one.errors[name]) else None  # JSON has no NaN
         found[name] = {"seconds": seconds, "rate": one.rate(name), "error": error}
         if name in results.contestants.devices:
             found[name] |= {"limit": one.limits[name], "limit_share": one.limit_share(name)}
         if name in one.beside:
-            key = "backward_seconds" if one.row.trains else "beside_seconds"
-            found[name][key] = one.beside[name]
+            beside = one.beside[name]
+            found[name] |= (
+                {"backward_seconds": beside["backward"]}
+                if one.row.trains
+                else {"beside_seconds": beside}
+            )
         if results.alone:
             found[name]["first_seconds"] = results.first(name, one.row.name)
     return {

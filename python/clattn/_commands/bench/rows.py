@@ -114,6 +114,22 @@ class Row:
             seen &= j >= int(S * PADDED[batch % len(PADDED)])
         return seen
 
+    def kept(self, array: Array) -> Array:
+        """Return the keys or values that a call reads, of those that are drawn."""
+        return array
+
+    def scaled(self: "AnyRow", divisor: int) -> "AnyRow":
+        """Return the row with its lengths divided and at most two elements in the batch."""
+        B, Hq, Hk, L, S, E = self.shape
+        if divisor == 1:
+            return self
+
+        def shorter(length: int) -> int:
+            return min(length, max(length // divisor, LEAST_LENGTH))
+
+        window = None if self.window is None else shorter(self.window)
+        return replace(self, shape=(min(B, 2), Hq, Hk, shorter(L), shorter(S), E), window=window)
+
     def bias(self, rows: NDArray[np.intp]) -> Array | None:
         """Return what is added to the scores of some query rows, (Hq, rows, S), or None."""
         return None
@@ -296,6 +312,23 @@ TITLES = {
     "decode-64M": "decoding at 16,384 tokens",
 }
 
+# What a reader calls the rows of `--rows serve`, which docs/serve.md shows.
+SERVE_TITLES = {
+    "serve-prompts": "64 prompts",
+    "serve-decode": "a row for each of 64 sequences",
+    "serve-decode-groups": "the same, 8/2 heads",
+    "serve-mixed": "56 single rows and 8 prompts of up to 128 rows",
+    "serve-pages-16": "8 rows over pages of 16 keys",
+    "serve-pages-64": "over pages of 64 keys",
+    "serve-pages-256": "over pages of 256 keys",
+    "serve-int8-E64": "int8, 8 heads of 64",
+    "serve-int8-E128": "int8, 8 heads of 128",
+    "serve-int8-groups": "int8, 32/8 heads of 128",
+    "serve-float8-E64": "float8_e4m3fn, 8 heads of 64",
+    "serve-float8-E128": "float8_e4m3fn, 8 heads of 128",
+    "serve-float8-groups": "float8_e4m3fn, 32/8 heads of 128",
+}
+
 # What a reader calls the rows of `--rows train`, which docs/train.md shows.
 TRAIN_TITLES = {
     "train-plain": "2,048 tokens, 8 heads of 64",
@@ -311,19 +344,6 @@ TRAIN_TITLES = {
     "train-float-mask": "1,024 tokens, a float mask without gradient",
     "train-alibi": "`flex_attention`, 1,024 tokens, ALiBi with gradient",
 }
-
-
-def scaled(row: AnyRow, divisor: int) -> AnyRow:
-    """Return the row with its lengths divided and at most two elements in the batch."""
-    B, Hq, Hk, L, S, E = row.shape
-    if divisor == 1:
-        return row
-
-    def shorter(length: int) -> int:
-        return min(length, max(length // divisor, LEAST_LENGTH))
-
-    window = None if row.window is None else shorter(row.window)
-    return replace(row, shape=(min(B, 2), Hq, Hk, shorter(L), shorter(S), E), window=window)
 
 
 @dataclass(frozen=True)
@@ -375,7 +395,7 @@ def draw(row: Row) -> Problem:
         query, key, value = projection(Hq, L), projection(Hk, S), projection(Hk, S)
     else:
         query, key, value = _parts(normal(B, L, 3, Hq, E), row)
-    return Problem(row, query, key, value, _draw_mask(row, rng))
+    return Problem(row, query, row.kept(key), row.kept(value), _draw_mask(row, rng))
 
 
 def contiguous(problem: Problem) -> Problem:

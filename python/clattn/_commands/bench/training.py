@@ -18,7 +18,7 @@ from clattn._commands.bench.torch_peers import Torch
 TRAIN_ROWS = (*SDPA_TRAIN_ROWS, FLEX_TRAIN_ROW)
 
 
-def train_calls(problem: Problem, device: Device) -> tuple[Call, Call]:
+def train_calls(problem: Problem, device: Device) -> tuple[Call, dict[str, Call]]:
     """Return clattn's call of both passes, as a user writes it, and of the backward pass alone."""
     row = problem.row
     options: dict[str, Any] = {"enable_gqa": row.is_grouped, "device": device}
@@ -52,7 +52,7 @@ def train_calls(problem: Problem, device: Device) -> tuple[Call, Call]:
             found += gradients.captured
         return tuple(map(np.asarray, found))
 
-    return Call(run, result), Call(run_backward, result)
+    return Call(run, result), {"backward": Call(run_backward, result)}
 
 
 class TorchTraining(Torch):
