@@ -52,6 +52,7 @@ SHORTER = {  # lines of the notebooks, and what stands here in their place
         ),
         'ROUNDS = "10"': 'ROUNDS = "1"',
     },
+    "serve": {"ROUNDS = 5": "ROUNDS = 1"},
     "train": {"STEPS = 60": "STEPS = 10"},
 }
 NEEDED = {
