@@ -162,11 +162,12 @@ def test_measuring_and_showing_at_once(tmp_path, capsys):
 
 
 def test_tables_of_pages_are_those_of_their_commands(capsys, monkeypatch):
-    """docs/performance.md and docs/train.md have what the commands of docs/benchmarks.md print."""
+    """Three pages have what the commands of docs/benchmarks.md print."""
     monkeypatch.chdir(DOCS / "figures")
     commands = COMMAND.findall((DOCS / "benchmarks.md").read_text(encoding="utf-8"))
-    assert len(commands) == 3
+    assert len(commands) == 4
     for words in commands:
-        page = DOCS / ("train.md" if "train" in words else "performance.md")
+        pages = [f"{name}.md" for name in ("train", "serve") if name in words]
+        page = DOCS / (pages or ["performance.md"])[0]
         assert bench(*shlex.split(words)) == 0
         assert capsys.readouterr().out in page.read_text(encoding="utf-8")
