@@ -51,8 +51,8 @@ typedef struct {
     ca_mods *mods;                 /* NULL: none; the door sets the numbers of the call */
     ca_blocks blocks;              /* of a mask that mods have; entries absent: none */
     const ca_sequences *sequences; /* of packed rows and keys; NULL: none */
-    /* With sequences alone; data NULL: none. float32 (Hk, S, 1), or of int4 (Hk, S, groups), as key_offset and
-       value_offset, which only int4 has. */
+    /* Beside codes, or with sequences; data NULL: none. float32 (…, Hk, S, 1), or of int4 (…, Hk, S, groups), as
+       key_offset and value_offset, which only int4 has. */
     ca_tensor key_scale;
     ca_tensor value_scale;
     ca_tensor key_offset;

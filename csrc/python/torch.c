@@ -265,9 +265,10 @@ static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
     const ca_tensor *tensor = &out->tensor;
-    const ca_tensor *inputs[] = {&sdpa->query,          &sdpa->key,       &sdpa->value,
-                                 &sdpa->attn_mask,      &sdpa->sinks,     &sdpa->offsets,
-                                 &sdpa->blocks.entries, &sdpa->key_scale, &sdpa->value_scale};
+    const ca_tensor *inputs[] = {&sdpa->query,          &sdpa->key,         &sdpa->value,
+                                 &sdpa->attn_mask,      &sdpa->sinks,       &sdpa->offsets,
+                                 &sdpa->blocks.entries, &sdpa->key_scale,   &sdpa->value_scale,
+                                 &sdpa->key_offset,     &sdpa->value_offset};
     for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
         if (overlaps(tensor, inputs[n])) {
             return false;
