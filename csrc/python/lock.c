@@ -9,51 +9,205 @@
 int
 ca_py_lock_init(ca_py_lock *lock)
 {
-    PyThread_type_lock handle = PyThread_allocate_lock();
-    if (handle == NULL) {
+    PyThread_type_lock changing = PyThread_allocate_lock();
+    PyThread_type_lock gone = PyThread_allocate_lock();
+    if (changing == NULL || gone == NULL) {
+        if (changing != NULL) {
+            PyThread_free_lock(changing);
+        }
         PyErr_NoMemory();
         return -1;
     }
-    *lock = (ca_py_lock){.handle = handle};
+    (void)PyThread_acquire_lock(gone, NOWAIT_LOCK);
+    *lock = (ca_py_lock){.changing = changing, .gone = gone};
+    ca_mutex_init(&lock->guard);
     return 0;
 }
 
 void
 ca_py_lock_destroy(ca_py_lock *lock)
 {
-    if (lock->handle != NULL) {
-        PyThread_free_lock(lock->handle);
+    if (lock->changing != NULL) {
+        PyThread_free_lock(lock->changing);
+        (void)PyThread_acquire_lock(lock->gone, NOWAIT_LOCK);
+        PyThread_release_lock(lock->gone); /* a lock that is held may not be freed */
+        PyThread_free_lock(lock->gone);
+        ca_mutex_destroy(&lock->guard);
     }
+    PyMem_RawFree(lock->readers);
 }
 
-int
-ca_py_lock_take(ca_py_lock *lock, const char *name)
+/* Waits a while for a lock of the system, without the GIL. Returns 1 if it is taken, 0 if not yet, -1 with the
+   exception of a handler. */
+static int
+wait_for(PyThread_type_lock handle)
+{
+    PyLockStatus taken;
+    Py_BEGIN_ALLOW_THREADS
+        taken = PyThread_acquire_lock_timed(handle, WAITING_MICROSECONDS, 1);
+    Py_END_ALLOW_THREADS
+    return taken == PY_LOCK_ACQUIRED ? 1 : PyErr_CheckSignals();
+}
+
+static int
+refuse(const char *name, const char *what, const char *does)
+{
+    return ca_py_raise(PyExc_RuntimeError,
+                       "%s: the handler of a signal cannot %s what its thread is %s", name, what,
+                       does);
+}
+
+/* Waits until no other change is under way. */
+static int
+take(ca_py_lock *lock, const char *name, const char *what)
 {
     const unsigned long thread = PyThread_get_thread_ident();
-    PyLockStatus taken = PyThread_acquire_lock_timed(lock->handle, 0, 0);
-    while (taken != PY_LOCK_ACQUIRED) {
-        if (lock->holder == thread) {
-            return ca_py_raise(PyExc_RuntimeError,
-                               "%s: the handler of a signal cannot change what its thread is "
-                               "changing",
-                               name);
+    int taken = PyThread_acquire_lock(lock->changing, NOWAIT_LOCK);
+    while (taken == 0) {
+        ca_mutex_lock(&lock->guard);
+        const bool own = lock->changer == thread;
+        ca_mutex_unlock(&lock->guard);
+        if (own) {
+            return refuse(name, what, "changing");
         }
-        Py_BEGIN_ALLOW_THREADS
-            taken = PyThread_acquire_lock_timed(lock->handle, WAITING_MICROSECONDS, 1);
-        Py_END_ALLOW_THREADS
-        if (taken != PY_LOCK_ACQUIRED && PyErr_CheckSignals() < 0) {
+        taken = wait_for(lock->changing);
+    }
+    return taken < 0 ? -1 : 0;
+}
+
+/* Looks for readers that the change has to wait for. Returns how many there are; *own becomes true if one of them
+   is of this thread. */
+static int
+find_readers(ca_py_lock *lock, ca_py_change change, bool *own)
+{
+    int found = 0;
+    ca_mutex_lock(&lock->guard);
+    for (int n = 0; n < lock->count; n++) {
+        const ca_py_reader *reader = &lock->readers[n];
+        if (change == CA_PY_OVERWRITES || reader->time < lock->forgotten) {
+            *own = *own || reader->thread == PyThread_get_thread_ident();
+            found++;
+        }
+    }
+    (void)PyThread_acquire_lock(lock->gone, NOWAIT_LOCK); /* from a reader that came too late */
+    lock->waits = found > 0 && !*own;
+    ca_mutex_unlock(&lock->guard);
+    return found;
+}
+
+/* Waits for readers. One change at a time does. */
+static int
+wait_for_readers(ca_py_lock *lock, ca_py_change change, const char *name)
+{
+    bool own = false;
+    const bool writes = change == CA_PY_GROWS || change == CA_PY_OVERWRITES;
+    while (writes && find_readers(lock, change, &own) > 0) {
+        if (own) {
+            return refuse(name, "change", "reading");
+        }
+        if (wait_for(lock->gone) < 0) {
             return -1;
         }
     }
-    lock->holder = thread;
+    return 0;
+}
+
+static void
+set_changer(ca_py_lock *lock, unsigned long thread, ca_py_change change)
+{
+    ca_mutex_lock(&lock->guard);
+    lock->changer = thread;
+    lock->change = change;
+    lock->waits = false;
+    ca_mutex_unlock(&lock->guard);
+}
+
+int
+ca_py_lock_change(ca_py_lock *lock, ca_py_change change, const char *name)
+{
+    if (take(lock, name, "change") < 0) {
+        return -1;
+    }
+    set_changer(lock, PyThread_get_thread_ident(), change);
+    if (wait_for_readers(lock, change, name) < 0) {
+        set_changer(lock, 0, CA_PY_GROWS);
+        PyThread_release_lock(lock->changing);
+        return -1;
+    }
     return 0;
 }
 
 void
-ca_py_lock_release(ca_py_lock *lock)
+ca_py_lock_changed(ca_py_lock *lock)
 {
-    if (lock->holder == PyThread_get_thread_ident()) {
-        lock->holder = 0;
-        PyThread_release_lock(lock->handle);
+    ca_mutex_lock(&lock->guard);
+    const bool own = lock->changer == PyThread_get_thread_ident();
+    if (own) {
+        lock->forgotten += lock->change == CA_PY_FORGETS;
+        lock->changer = 0;
     }
+    ca_mutex_unlock(&lock->guard);
+    if (own) {
+        PyThread_release_lock(lock->changing);
+    }
+}
+
+/* Notes a reader. Returns 1; 0 if a change overwrites what it would see; -1 with a MemoryError. */
+static int
+note(ca_py_lock *lock, uint64_t *time)
+{
+    int noted = 0;
+    ca_mutex_lock(&lock->guard);
+    if (lock->changer == 0 || lock->change != CA_PY_OVERWRITES) {
+        const int room = lock->count < lock->room ? lock->room : 2 * lock->room + 2;
+        ca_py_reader *readers = lock->readers;
+        if (room > lock->room) {
+            readers = PyMem_RawRealloc(readers, (size_t)room * sizeof(*readers));
+        }
+        noted = readers != NULL ? 1 : -1;
+        if (noted > 0) {
+            lock->readers = readers;
+            lock->room = room;
+            *time = lock->forgotten;
+            readers[lock->count++] = (ca_py_reader){PyThread_get_thread_ident(), lock->forgotten};
+        }
+    }
+    ca_mutex_unlock(&lock->guard);
+    if (noted < 0) {
+        PyErr_NoMemory();
+    }
+    return noted;
+}
+
+int
+ca_py_lock_read(ca_py_lock *lock, const char *name, uint64_t *time)
+{
+    int noted;
+    while ((noted = note(lock, time)) == 0) {
+        if (take(lock, name, "read") < 0) {
+            return -1;
+        }
+        PyThread_release_lock(lock->changing);
+    }
+    return noted < 0 ? -1 : 0;
+}
+
+void
+ca_py_lock_has_read(ca_py_lock *lock, uint64_t time)
+{
+    const unsigned long thread = PyThread_get_thread_ident();
+    ca_mutex_lock(&lock->guard);
+    int n = 0;
+    while (n < lock->count &&
+           (lock->readers[n].thread != thread || lock->readers[n].time != time)) {
+        n++;
+    }
+    if (n < lock->count) { /* else the process was forked meanwhile */
+        lock->readers[n] = lock->readers[--lock->count];
+    }
+    if (lock->waits) {
+        lock->waits = false;
+        PyThread_release_lock(lock->gone);
+    }
+    ca_mutex_unlock(&lock->guard);
 }

@@ -1,30 +1,72 @@
 /* SPDX-License-Identifier: MIT
  *
- * A lock that is held while a thread works without the GIL. Handlers of signals run in a thread that
- * waits for the lock, and may run in the one that holds it.
+ * Who reads and who changes a cache, while threads work without the GIL.
+ *
+ * Changes wait for each other, from their check to their end. Readers take no lock: they are noted until they
+ * have read. A change waits for those readers that may see what it writes:
+ *
+ *     a change that    waits for
+ *     grows            readers from before positions were last forgotten: it writes behind all positions, where
+ *                      only they may read
+ *     shares, forgets  nobody: it writes nothing
+ *     overwrites       all readers. New ones wait for the change
+ *
+ * Handlers of signals run in a thread that waits, and in one that reads or changes. What would wait for its own
+ * thread is a RuntimeError.
  */
 #ifndef CLATTN_PYTHON_LOCK_H
 #define CLATTN_PYTHON_LOCK_H
 
 #include <Python.h>
 
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/platform.h"
+
+typedef enum {
+    CA_PY_GROWS,
+    CA_PY_SHARES,
+    CA_PY_FORGETS,
+    CA_PY_OVERWRITES,
+} ca_py_change;
+
 typedef struct {
-    PyThread_type_lock handle; /* NULL: the lock was not made */
-    unsigned long holder;      /* a thread, under the GIL; 0: none */
+    unsigned long thread;
+    uint64_t time; /* what `forgotten` was when it began */
+} ca_py_reader;
+
+typedef struct {
+    PyThread_type_lock changing; /* NULL: the lock was not made */
+    PyThread_type_lock gone;     /* held; a reader that a change waits for releases it */
+    ca_mutex guard;              /* of all that follows, for an instant */
+    unsigned long changer;       /* a thread; 0: none */
+    ca_py_change change;
+    bool waits;         /* a change waits for readers */
+    uint64_t forgotten; /* how often positions were forgotten */
+    ca_py_reader *readers;
+    int count;
+    int room;
 } ca_py_lock;
 
-/* All functions are called with the GIL. */
+/* All functions are called with the GIL. `name` is the method, for messages. */
 
-/* Makes the lock. In a forked child, where a holder does not exist, makes it anew: a thread of the
-   child that has taken the old one then releases nothing. Returns -1 with an exception. */
+/* Makes the lock. In a forked child, where other threads do not exist, makes it anew: a thread of the child that
+   has taken the old one then releases nothing. Returns -1 with an exception. */
 int ca_py_lock_init(ca_py_lock *lock);
 
 void ca_py_lock_destroy(ca_py_lock *lock);
 
-/* Waits for the lock, without the GIL, for a change by `name`. Returns -1 with an exception: that of a
-   handler, or RuntimeError if this thread holds the lock, which a handler alone can meet. */
-int ca_py_lock_take(ca_py_lock *lock, const char *name);
+/* Begins a change, once it need not wait any more. Waits without the GIL. Returns -1 with an exception: that of a
+   handler, or the RuntimeError. */
+int ca_py_lock_change(ca_py_lock *lock, ca_py_change change, const char *name);
 
-void ca_py_lock_release(ca_py_lock *lock);
+/* Ends the change of this thread, whose results others see already. */
+void ca_py_lock_changed(ca_py_lock *lock);
+
+/* Begins to read: *time is for ca_py_lock_has_read. What the cache holds is looked at afterwards. Returns -1 with
+   an exception. */
+int ca_py_lock_read(ca_py_lock *lock, const char *name, uint64_t *time);
+void ca_py_lock_has_read(ca_py_lock *lock, uint64_t time);
 
 #endif

@@ -11,7 +11,8 @@
 
 extern PyType_Spec ca_py_device_spec;   /* python/device.c */
 extern PyType_Spec ca_py_tensor_spec;   /* python/tensor_type.c */
-extern PyType_Spec ca_py_cache_spec;    /* python/cache.c */
+extern PyType_Spec ca_py_cache_spec;    /* python/cache_type.c */
+extern PyType_Spec ca_py_hold_spec;     /* python/pages.c */
 extern PyType_Spec ca_py_producer_spec; /* python/dlpack_export.c */
 
 extern PyMethodDef ca_py_runtime_methods[];  /* python/runtime.c */
@@ -32,13 +33,12 @@ extern PyMethodDef ca_py_tuning_methods[];   /* python/tuning.c */
 extern PyMethodDef ca_py_mods_methods[];     /* python/mods.c */
 extern PyMethodDef ca_py_trials_methods[];   /* python/trials.c */
 extern PyMethodDef ca_py_pyopencl_methods[]; /* python/pyopencl.c */
-extern PyMethodDef ca_py_pages_methods[];    /* python/pages.c */
 
 /* The arguments of functions that take them by name, as texts; see python/arguments.h. */
 extern const char *const ca_py_sdpa_arguments[];         /* python/torch.c */
 extern const char *const ca_py_backward_arguments[];     /* python/backward.c */
 extern const char *const ca_py_varlen_arguments[];       /* python/varlen.c */
-extern const char *const ca_py_cache_attend_arguments[]; /* python/cache.c */
+extern const char *const ca_py_cache_attend_arguments[]; /* python/kv_cache.c */
 extern const char *const ca_py_onnx_arguments[];         /* python/onnx.c */
 extern const char *const ca_py_openvino_arguments[];     /* python/openvino.c */
 extern const char *const ca_py_multihead_arguments[];    /* python/directml.c */

@@ -56,6 +56,7 @@ module_exec(PyObject *module)
         make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
         make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||
         make_type(module, &ca_py_cache_spec, &state->cache_type) < 0 ||
+        make_type(module, &ca_py_hold_spec, &state->hold_type) < 0 ||
         make_type(module, &ca_py_producer_spec, &state->producer_type) < 0 ||
         PyModule_AddType(module, state->device_type) < 0 ||
         PyModule_AddType(module, state->tensor_type) < 0 ||
@@ -77,7 +78,6 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_mods_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_trials_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_pyopencl_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_pages_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_scatter_methods) < 0 ||
@@ -104,6 +104,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->device_type);
     Py_VISIT(state->tensor_type);
     Py_VISIT(state->cache_type);
+    Py_VISIT(state->hold_type);
     Py_VISIT(state->producer_type);
     Py_VISIT(state->device_override);
     Py_VISIT(state->base_and_sum);
@@ -127,6 +128,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->device_type);
     Py_CLEAR(state->tensor_type);
     Py_CLEAR(state->cache_type);
+    Py_CLEAR(state->hold_type);
     Py_CLEAR(state->producer_type);
     Py_CLEAR(state->device_override);
     Py_CLEAR(state->base_and_sum);

@@ -60,6 +60,7 @@ typedef struct {
     PyTypeObject *device_type;   /* clattn.Device */
     PyTypeObject *tensor_type;   /* clattn.Tensor */
     PyTypeObject *cache_type;    /* clattn._core.Cache */
+    PyTypeObject *hold_type;     /* python/pages.c's */
     PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
     PyObject *base_and_sum;      /* as return_lse: not the log-sum-exp, but two numbers */

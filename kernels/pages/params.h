@@ -11,22 +11,26 @@
 
 typedef struct {
     ca_int64 first_group; /* that this launch runs: it counts its groups from 0 */
-    ca_int64 rows;        /* a row is a vector of each head */
+    ca_int64 entries;     /* of a batch, */
     ca_int64 heads;
+    ca_int64 rows;   /* and rows of an entry. A row is a vector of each head */
     ca_int64 size;   /* elements of a vector that is read */
     ca_int64 offset; /* of the first vector that is read, and its strides */
-    ca_int64 row;
+    ca_int64 entry;
     ca_int64 head;
+    ca_int64 row;
     ca_int64 column;
-    ca_int64 page_size;   /* rows of a page */
-    ca_int64 has_sources; /* 1: rows are read from pages, too: their places follow these */
-    ca_int64 tile;        /* vectors of a work-group */
-    ca_int64 across;      /* neighbouring work-items that share a vector */
+    ca_int64 page_size; /* rows of a page */
+    ca_int64
+        source_size; /* 0, or rows are read from pages of this size: their places follow these */
+    ca_int64 tile;   /* vectors of a work-group */
+    ca_int64 across; /* neighbouring work-items that share a vector */
 } ca_pages_params;
 
-#define CA_PAGES_PARAMS_SIZE 96
+#define CA_PAGES_PARAMS_SIZE 112
 
-/* Row r is written to place[r]: to row place % page_size of page place / page_size. */
+/* Row r of all entries is written to place[r]: to row place % page_size of page place / page_size. A row whose
+   place is below 0 is not written. */
 
 /* -DCODES: what becomes of the elements. */
 #define CA_CODES_NONE   0 /* their bits are kept */

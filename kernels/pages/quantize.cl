@@ -13,7 +13,7 @@
  * NaN or infinity makes the scale NaN in int8 and int4; float8 has codes of its own for them, but e4m3fn
  * none for infinity, which becomes NaN.
  *
- *     global size  ceil(rows * heads / params.tile) groups
+ *     global size  ceil(entries * heads * rows / params.tile) groups
  *     work-group   params.tile vectors, each of one work-item
  *
  *     -DCODES  CA_CODES_INT8, …
@@ -246,6 +246,9 @@ pages_quantize(__global const storage *from, __global uchar *to, __global const 
     PLAIN_FOR (ca_int64 number = walk.first; number < walk.end; number += walk.step) {
         vector_place vector;
         find_vector(&vector, &params, places, number);
+        if (vector.place < 0) {
+            continue;
+        }
         __global const storage *read = from + vector.from;
 #if CODES == CA_CODES_INT8
         write_codes(to + vector.to * size, scales + vector.to, read, params.column, size);

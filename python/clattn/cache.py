@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from clattn import _core
-from clattn._arguments.dtypes import float_dtype
-from clattn._arguments.integers import head_size_of, integers, one_or_several, size
+from clattn._arguments.integers import integers, one_or_several, size
+from clattn._caches.base import Cache, renew_locks
 from clattn._host.fork import call_in_children
 from clattn.flex.compile import trace_mods
 
@@ -21,12 +19,12 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._arguments.options import AttendOptions, Window
-    from clattn._core import Device, Tensor
+    from clattn._core import Tensor
 
 __all__ = ["KVCache"]
 
 
-class KVCache:
+class KVCache(Cache):
     """Keys and values of a batch of sequences, in a device's memory.
 
     The cache allocates memory for `capacity` positions once. `append` writes behind the filled
@@ -45,10 +43,13 @@ class KVCache:
         Of queries and keys, E: 1 to 65,536.
     v_head_size : int, optional
         Of values, Ev: 1 to 65,536. Default: `head_size`.
-    dtype : dtype
-        Of keys, values and queries: float16, bfloat16, float32 or float64.
+    dtype : dtype or str
+        How keys and values are kept: float16, bfloat16, float32 or float64; or as codes, "int8",
+        "float8_e4m3fn", "float8_e5m2" or "int4", see Notes.
     device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
+    key_scale, value_scale : float, or array of shape (Hk,)
+        Of float8: a key is its code times the scale.
 
     Raises
     ------
@@ -66,6 +67,23 @@ class KVCache:
     Keys and values of earlier positions are kept because decoding needs them for each new token
     (Pope et al., 2022, "Efficiently scaling transformer inference", arXiv:2211.05102).
 
+    ======= ================================== ============== ================== ==================
+    word    a number is                        bytes of a key `key`              `key_scale`
+    ======= ================================== ============== ================== ==================
+    floats  itself                             E * itemsize   (B, Hk, length, E) None
+    int8    ``code * scale``                   E + 4          (B, Hk, length, E) (B, Hk, length)
+    float8  ``code * scale``                   E              (B, Hk, length, E) (Hk,)
+    int4    ``code * scale + offset``, both    E/2 + E/4      (B, Hk, length,    (B, Hk, length,
+            for each 32 numbers                               E/2)               E/32)
+    ======= ================================== ============== ================== ==================
+
+    Bytes are those of a key of one head; a cache has B * Hk * capacity keys, and as many values.
+    Codes are int8, or uint8 for float8. For int4 two codes are in a byte, the first one in its low
+    half, and E/2 and E/32 are rounded up. Scales and offsets (`key_offset`, of the shape of
+    `key_scale`) are float32. Codes are rounded to nearest, ties to even. A number too large for
+    float8 becomes the largest code. NaN and infinity make the scale of their key NaN in int8 and
+    int4.
+
     Examples
     --------
     >>> cache = KVCache(batch=1, num_kv_heads=2, capacity=100, head_size=8)
@@ -75,7 +93,7 @@ class KVCache:
     ((1, 4, 1, 8), 3)
     """
 
-    __slots__ = ("__weakref__", "_state")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -86,18 +104,16 @@ class KVCache:
         v_head_size: int | None = None,
         dtype: DTypeLike = np.float32,
         device: DeviceLike | None = None,
+        *,
+        key_scale: float | Array = 1.0,
+        value_scale: float | Array = 1.0,
     ) -> None:
         batch = size(batch, "batch", 1)
-        num_kv_heads = size(num_kv_heads, "num_kv_heads", 1)
         capacity = size(capacity, "capacity", 0)
-        head_size = head_size_of(head_size, "head_size")
-        v_head_size = head_size if v_head_size is None else head_size_of(v_head_size, "v_head_size")
-        dtype = float_dtype(dtype)
-        lead = (batch, num_kv_heads, capacity)
-        key = _core.empty((*lead, head_size), dtype, device)
-        value = _core.empty((*lead, v_head_size), dtype, key.device)
-        self._state = _core.Cache(key, value)
-        _caches.add(self)
+        super().__init__(
+            batch, capacity, num_kv_heads, head_size, v_head_size, dtype, key_scale, value_scale,
+            device,
+        )  # fmt: skip
 
     def append(self, key: Array, value: Array, counts: Sequence[int] | Array | None = None) -> None:
         """Write keys and values behind the filled positions.
@@ -105,8 +121,8 @@ class KVCache:
         Parameters
         ----------
         key : array of shape (B, Hk, n, E)
-            Of the cache's dtype: a NumPy array, a Tensor on the cache's device, or an array of
-            another library on the host.
+            A NumPy array, a Tensor on the cache's device, or an array of another library on the
+            host. Of the cache's dtype; where the cache keeps codes, of any float dtype.
         value : array of shape (B, Hk, n, Ev)
             Likewise.
         counts : integers of shape (B,), optional
@@ -125,7 +141,8 @@ class KVCache:
         DeviceError
             OpenCL reports an error.
         RuntimeError
-            The handler of a signal changes a cache that its thread is changing.
+            The handler of a signal changes a cache that its thread is changing, or overwrites what
+            its thread is reading.
 
         Notes
         -----
@@ -207,8 +224,8 @@ class KVCache:
         Parameters
         ----------
         query : array of shape (B, Hq, L, E)
-            Of the cache's dtype; Hq is a multiple of Hk, query head h reads key head
-            ``h // (Hq // Hk)``.
+            Of the cache's dtype; where the cache keeps codes, of any float dtype. Hq is a multiple
+            of Hk, query head h reads key head ``h // (Hq // Hk)``.
         attn_mask : array, optional
             Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added to the
             scaled scores; -inf excludes).
@@ -242,6 +259,8 @@ class KVCache:
         ------
         TypeError, ValueError, MemoryError, DeviceError
             As `clattn.scaled_dot_product_attention`.
+        RuntimeError
+            The handler of a signal attends during a `reorder` of its thread.
         """
         mods = None if score_mod is None else trace_mods(score_mod, None, query)
         return self._state.attend(
@@ -333,10 +352,17 @@ class KVCache:
         RuntimeError
             As for `append`.
         """
-        other = KVCache(self.batch, self.num_kv_heads, self.capacity, self.head_size,
-                        self.v_head_size, self.dtype, self.device)  # fmt: skip
+        other = KVCache(
+            self.batch, self.num_kv_heads, self.capacity, self.head_size, self.v_head_size,
+            self.dtype, self.device, **self._float8_scales(),
+        )  # fmt: skip
         other._state.copy_from(self._state)
         return other
+
+    def _float8_scales(self) -> dict[str, Any]:
+        if not str(self.dtype).startswith("float8"):
+            return {}
+        return {"key_scale": self.key_scale, "value_scale": self.value_scale}
 
     __copy__ = copy
 
@@ -346,10 +372,10 @@ class KVCache:
 
     def __reduce__(self) -> Any:
         """Refuse: a device's memory does not go to other processes."""
-        raise TypeError(
-            "a clattn.KVCache cannot be pickled; pickle cache.key.numpy() and cache.value.numpy(), "
-            "and append them to a new cache"
-        )
+        instead = "" if isinstance(self.dtype, str) else (
+            "; pickle cache.key.numpy() and cache.value.numpy(), and append them to a new cache"
+        )  # fmt: skip
+        raise TypeError(f"a clattn.KVCache cannot be pickled{instead}")
 
     @property
     def length(self) -> int:
@@ -361,15 +387,9 @@ class KVCache:
         """The length of each sequence: int64 of shape (B,), a new array."""
         return np.array(self._state.lengths, np.int64)
 
-    @property
-    def key(self) -> Tensor:
-        """The keys: a view of shape (B, Hk, length, E), of the same memory."""
-        return self._state.key[:, :, : self.length]
-
-    @property
-    def value(self) -> Tensor:
-        """The values: a view of shape (B, Hk, length, Ev), of the same memory."""
-        return self._state.value[:, :, : self.length]
+    def _shown(self, rows: Tensor) -> Tensor:
+        """Return a view of the filled positions."""
+        return rows[:, :, : self.length]
 
     @property
     def batch(self) -> int:
@@ -377,53 +397,15 @@ class KVCache:
         return self._state.key.shape[0]
 
     @property
-    def num_kv_heads(self) -> int:
-        """The number of key and value heads, Hk."""
-        return self._state.key.shape[1]
-
-    @property
     def capacity(self) -> int:
         """The number of positions that fit."""
         return self._state.key.shape[2]
-
-    @property
-    def head_size(self) -> int:
-        """The size of a key, E."""
-        return self._state.key.shape[3]
-
-    @property
-    def v_head_size(self) -> int:
-        """The size of a value, Ev."""
-        return self._state.value.shape[3]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of keys and values."""
-        return self._state.key.dtype
-
-    @property
-    def device(self) -> Device:
-        """The device that holds keys and values."""
-        return self._state.key.device
 
     def __repr__(self) -> str:
         """Sizes, how much is filled, dtype and device."""
         lengths = self._state.lengths
         filled = lengths[0] if len(set(lengths)) == 1 else list(lengths)
-        return (
-            f"clattn.KVCache(batch={self.batch}, num_kv_heads={self.num_kv_heads}, "
-            f"capacity={self.capacity}, head_size={self.head_size}, "
-            f"v_head_size={self.v_head_size}, length={filled}, dtype={self.dtype}, "
-            f"device='{self.device.type}: {self.device.name}')"
-        )
+        return self._show(batch=self.batch, capacity=self.capacity, length=filled)
 
 
-_caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for cache in _caches:
-        cache._state.renew_lock()
-
-
-call_in_children(_renew_locks)
+call_in_children(renew_locks)

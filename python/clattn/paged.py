@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.arrays import tensor_or_host
 from clattn._arguments.dtypes import FLOATS
-from clattn._arguments.integers import counts_of, head_size_of, size
+from clattn._arguments.integers import counts_of, size
+from clattn._caches.base import Cache
 from clattn._caches.pages import PagedSequence, Pages
-from clattn._caches.rows import Rows, kept_as
-from clattn._host.fork import call_in_children
 from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import Array, DeviceLike
     from clattn._arguments.options import Window
     from clattn._caches.pages import Draft
-    from clattn._core import Device, Tensor
 
 __all__ = ["PagedKVCache"]
 
@@ -35,7 +33,7 @@ _T = TypeVar("_T")
 _MOST_PAGES = 2**31 - 1
 
 
-class PagedKVCache:
+class PagedKVCache(Cache):
     """Keys and values of many sequences, in pages of a device's memory.
 
     The cache allocates memory for all pages once. A sequence takes a page when its last one is
@@ -56,7 +54,7 @@ class PagedKVCache:
         Of values, Ev: 1 to 65,536. Default: `head_size`.
     dtype : dtype or str
         How keys and values are kept: float16, bfloat16, float32 or float64; or as codes, "int8",
-        "float8_e4m3fn", "float8_e5m2" or "int4", see Notes.
+        "float8_e4m3fn", "float8_e5m2" or "int4", see `KVCache`.
     key_scale, value_scale : float, or array of shape (Hk,)
         Of float8: a key is its code times the scale.
     device : Device, str or int, optional
@@ -78,16 +76,9 @@ class PagedKVCache:
     Pages and tables of them are those of PagedAttention (Kwon et al., 2023, "Efficient memory
     management for large language model serving with PagedAttention", arXiv:2309.06180).
 
-    ======== ============================================================ =================
-    word     a number is                                                  bytes of a key
-    ======== ============================================================ =================
-    int8     ``code * scale``, a scale for each key and head              E + 4
-    float8   ``code * scale``, the scale of `key_scale`                   E
-    int4     ``code * scale + offset``, both for each 32 numbers          E/2 + E/4
-    ======== ============================================================ =================
-
-    Codes are rounded to nearest, ties to even. A number too large for float8 becomes the largest
-    code. NaN and infinity make the scale of their key NaN in int8 and int4.
+    Codes, and the shapes of codes, scales and offsets, are those of `KVCache`, with pages for
+    sequences: `key` is of shape (num_pages, Hk, page_size, E), `key_scale` of "int8" of shape
+    (num_pages, Hk, page_size).
 
     Examples
     --------
@@ -101,7 +92,7 @@ class PagedKVCache:
     ([7, 4, 7], 4)
     """
 
-    __slots__ = ("__weakref__", "_busy", "_changing", "_guard", "_key", "_pages", "_value")
+    __slots__ = ("_guard", "_pages")
 
     def __init__(
         self,
@@ -119,44 +110,37 @@ class PagedKVCache:
         if num_pages > _MOST_PAGES:
             raise ValueError(f"num_pages is {num_pages}; expected {_MOST_PAGES} at most")
         page_size = size(page_size, "page_size", 1)
-        places = (num_pages, size(num_kv_heads, "num_kv_heads", 1), page_size)
-        head_size = head_size_of(head_size, "head_size")
-        v_head_size = head_size if v_head_size is None else head_size_of(v_head_size, "v_head_size")
-        kept = kept_as(dtype)
-        self._key = Rows("key", places, head_size, kept, key_scale, device)
-        self._value = Rows("value", places, v_head_size, kept, value_scale, self.device)
+        super().__init__(
+            num_pages, page_size, num_kv_heads, head_size, v_head_size, dtype, key_scale,
+            value_scale, device,
+        )  # fmt: skip
         self._pages = Pages(num_pages, page_size)
-        self._renew_locks()
-        _caches.add(self)
+        self._make_guard()
 
-    def _renew_locks(self) -> None:
-        # Changes wait for each other, from their check to their end. The guard is held for an
-        # instant: readers do not wait for a long change. Handlers of signals may read, too.
+    def _make_guard(self) -> None:
+        # Held for an instant: those who look at pages do not wait for a long change. Handlers of
+        # signals may look, too.
         try:
-            self._changing = threading.RLock()
             self._guard = threading.RLock()
         except RuntimeError as error:
-            raise MemoryError("no memory for the locks of a cache") from error
-        self._busy = False
+            raise MemoryError("no memory for the lock of a cache") from error
 
-    def _change(self, name: str, work: Callable[[Draft], _T]) -> _T:
-        """Do the work of a change, which happens as a whole or not at all."""
-        with self._changing:
-            if self._busy:
-                raise RuntimeError(
-                    f"PagedKVCache.{name}: the handler of a signal cannot change what its thread "
-                    f"is changing"
-                )
-            try:
-                self._busy = True
-                with self._guard:
-                    draft = self._pages.draft()
-                result = work(draft)
-                with self._guard:
-                    self._pages.settle(draft)
-                return result
-            finally:
-                self._busy = False
+    def _renew_locks(self) -> None:
+        super()._renew_locks()
+        self._make_guard()
+
+    def _change(self, what: str, name: str, work: Callable[[Draft], _T]) -> _T:
+        """Do the work of a change, which happens as a whole or not at all.
+
+        `what` is a word of csrc/python/lock.h.
+        """
+        with self._state.hold(what, f"PagedKVCache.{name}"):
+            with self._guard:
+                draft = self._pages.draft()
+            result = work(draft)
+            with self._guard:
+                self._pages.settle(draft)
+            return result
 
     def _check(self, sequence: Any, name: str) -> PagedSequence:
         """Return a sequence of this cache."""
@@ -192,6 +176,8 @@ class PagedKVCache:
 
     def open(self, n: int = 1) -> list[PagedSequence]:
         """Return n new sequences without positions.
+
+        A sequence that is gone without having been closed gives its pages back.
 
         Raises
         ------
@@ -235,7 +221,8 @@ class PagedKVCache:
         DeviceError
             OpenCL reports an error.
         RuntimeError
-            The handler of a signal changes a cache that its thread is changing.
+            The handler of a signal changes a cache that its thread is changing, or overwrites what
+            its thread is reading.
 
         Notes
         -----
@@ -246,12 +233,10 @@ class PagedKVCache:
         if len(set(map(id, listed))) != len(listed):
             twice = next(n for n, each in enumerate(listed) if each in listed[:n])
             raise ValueError(f"sequences[{twice}] is there twice; expected each sequence once")
-        keys, values = self._key.read(key), self._value.read(value)
-        if keys.shape[0] != values.shape[0]:
-            raise ValueError(
-                f"value has {values.shape[0]} rows; expected {keys.shape[0]}, as many as key"
-            )
-        counts = counts_of(cu_seq, "cu_seq", len(listed), keys.shape[0], "key")
+        # Arrays of other libraries are read before the change: their code may do anything.
+        keys, values = tensor_or_host(key, "key"), tensor_or_host(value, "value")
+        rows = self._state.count_rows(keys, values)
+        counts = counts_of(cu_seq, "cu_seq", len(listed), rows, "key")
 
         def work(draft: Draft) -> None:
             found = []
@@ -259,14 +244,12 @@ class PagedKVCache:
                 self._pages.check(sequence, f"sequences[{place}]")
                 found.append(draft.extend(sequence, count, f"sequences[{place}]"))
             places = np.concatenate(found, dtype=np.int64) if found else np.zeros(0, np.int64)
-            moves = draft.moves()
-            for rows, given in ((self._key, keys), (self._value, values)):
-                if moves.size > 0:
-                    rows.copy(moves)
-                if places.size > 0:
-                    rows.write(given, places)
+            if draft.copies:
+                self._state.copy_rows(draft.moves())
+            if places.size > 0:
+                self._state.write_rows(keys, values, places)
 
-        self._change("append", work)
+        self._change("grows", "append", work)
 
     def attend(
         self,
@@ -343,12 +326,12 @@ class PagedKVCache:
         rows = self._rows_of(query)
         counts = counts_of(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
         mods = None if score_mod is None else trace_mods(score_mod, None, query)
-        with self._changing:  # until the device has the call, no page goes to another sequence
+        with self._state.hold("reads", "PagedKVCache.attend"):
             table, lengths = self._snapshot(listed)
             return _core.varlen_attn(
                 query,
-                self._key.pages,
-                self._value.pages,
+                self._state.key,
+                self._state.value,
                 is_causal="lower_right" if is_causal else False,
                 scale=scale,
                 enable_gqa=True,
@@ -363,10 +346,10 @@ class PagedKVCache:
                 seqused_k=lengths.astype(np.int64),
                 block_table=table.astype(np.int64),
                 heads_first=True,
-                key_scale=self._key.scales,
-                value_scale=self._value.scales,
-                key_offset=self._key.offsets,
-                value_offset=self._value.offsets,
+                key_scale=self.key_scale,
+                value_scale=self.value_scale,
+                key_offset=self.key_offset,
+                value_offset=self.value_offset,
                 value_size=self.v_head_size,
                 code=self.dtype if isinstance(self.dtype, str) else None,
             )
@@ -414,7 +397,7 @@ class PagedKVCache:
             self._pages.check(sequence, "sequence")
             return draft.fork(sequence)
 
-        return self._change("fork", work)
+        return self._change("shares", "fork", work)
 
     def truncate(self, sequence: PagedSequence, n: int) -> None:
         """Forget the positions from n on. Pages without a position are free again.
@@ -439,7 +422,7 @@ class PagedKVCache:
                 raise ValueError(f"n is {n}; expected 0 to {length}, the length")
             draft.truncate(sequence, n)
 
-        self._change("truncate", work)
+        self._change("forgets", "truncate", work)
 
     def close(self, sequence: PagedSequence) -> None:
         """Give the pages of a sequence back. No call takes the sequence any more.
@@ -457,7 +440,7 @@ class PagedKVCache:
             self._pages.check(sequence, "sequence")
             draft.close(sequence)
 
-        self._change("close", work)
+        self._change("forgets", "close", work)
 
     def length(self, sequence: PagedSequence) -> int:
         """Return the number of positions of a sequence.
@@ -490,46 +473,7 @@ class PagedKVCache:
     def free_pages(self) -> int:
         """The number of pages that no sequence has."""
         with self._guard:
-            self._pages.settle()
             return self._pages.free
-
-    @property
-    def key(self) -> Tensor:
-        """The keys of all pages, of shape (num_pages, Hk, page_size, E), or their codes.
-
-        Codes are int8, or uint8 for float8. For int4 the last dimension is ceil(E / 2): two codes
-        in a byte, the first one in its low half.
-        """
-        return self._key.pages
-
-    @property
-    def value(self) -> Tensor:
-        """The values of all pages, or their codes: as `key`."""
-        return self._value.pages
-
-    @property
-    def key_scale(self) -> Tensor | None:
-        """The scales of keys, float32.
-
-        For "int8" of shape (num_pages, Hk, page_size), for "int4" (num_pages, Hk, page_size,
-        ceil(E / 32)), for float8 (Hk,). None where keys are no codes.
-        """
-        return self._key.scales
-
-    @property
-    def value_scale(self) -> Tensor | None:
-        """The scales of values: as `key_scale`."""
-        return self._value.scales
-
-    @property
-    def key_offset(self) -> Tensor | None:
-        """What is added to a code of "int4" times its scale, of the shape of `key_scale`."""
-        return self._key.offsets
-
-    @property
-    def value_offset(self) -> Tensor | None:
-        """What is added to a value: as `key_offset`."""
-        return self._value.offsets
 
     @property
     def num_pages(self) -> int:
@@ -541,47 +485,8 @@ class PagedKVCache:
         """The positions of a page."""
         return self._pages.page_size
 
-    @property
-    def num_kv_heads(self) -> int:
-        """The number of key and value heads, Hk."""
-        return self._key.heads
-
-    @property
-    def head_size(self) -> int:
-        """The size of a key, E."""
-        return self._key.size
-
-    @property
-    def v_head_size(self) -> int:
-        """The size of a value, Ev."""
-        return self._value.size
-
-    @property
-    def dtype(self) -> str | np.dtype[Any]:
-        """How keys and values are kept: a float dtype, or the word for codes."""
-        return self._key.kept
-
-    @property
-    def device(self) -> Device:
-        """The device that holds the pages."""
-        return self._key.pages.device
-
     def __repr__(self) -> str:
         """Sizes, how much is free, dtype and device."""
-        return (
-            f"clattn.PagedKVCache(num_pages={self.num_pages}, page_size={self.page_size}, "
-            f"num_kv_heads={self.num_kv_heads}, head_size={self.head_size}, "
-            f"v_head_size={self.v_head_size}, free_pages={self.free_pages}, dtype={self.dtype}, "
-            f"device='{self.device.type}: {self.device.name}')"
+        return self._show(
+            num_pages=self.num_pages, page_size=self.page_size, free_pages=self.free_pages
         )
-
-
-_caches: weakref.WeakSet[PagedKVCache] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for cache in _caches:
-        cache._renew_locks()
-
-
-call_in_children(_renew_locks)

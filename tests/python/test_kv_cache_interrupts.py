@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Signals while a KVCache changes, and while a thread waits for another one's change.
+"""Signals while a KVCache changes, and while a thread waits for another one's change or reading."""
 
-A sequence of its own length is a copy of its own, so a batch of a million makes a call of a second.
-"""
-
-import signal
 import threading
 import time
 
@@ -15,48 +11,47 @@ from support.alarms import alarm, interrupted
 
 pytestmark = pytest.mark.by_turns  # how a process lives and ends depends on no kernel
 
-B = 1_000_000
-ROW = np.broadcast_to(np.arange(2, dtype="f4")[:, None], (B, 1, 2, 1))
-COUNTS = np.arange(B) % 2 + 1
+LENGTH = 200_000
+# An append of all takes some tenths of a second.
+ROWS = np.broadcast_to(np.float32([[[[2]]], [[[3]]]]), (2, 1, LENGTH, 300))
 
 
 @pytest.fixture
 def cache(first_device):
-    """Many sequences, whose first two have other lengths than the rest."""
-    cache = clattn.KVCache(B, 1, 5, 1, device=first_device)
-    cache.append(ROW[:, :, :1], ROW[:, :, 1:])
-    cache.truncate(np.minimum(np.arange(B), 1))
+    """Two sequences of unequal lengths."""
+    cache = clattn.KVCache(2, 1, LENGTH, 300, 1, "int8", device=first_device)
+    cache.append(ROWS[:, :, :9], ROWS[:, :, :9, :1], [9, 5])
     return cache
 
 
 def state_of(cache):
-    return cache.lengths.tobytes(), cache.key.numpy().tobytes(), cache.value.numpy().tobytes()
+    """What the sequences have: the scale of a row is its number / 127."""
+    scales = np.rint(np.array(cache.key_scale[:, 0]) * 127)
+    return [scales[b, :n].tolist() for b, n in enumerate(cache.lengths)]
 
 
-def few(cache):
-    """The first sequences, as far as they are filled."""
-    return [cache.key[b, 0, : cache.lengths[b], 0].numpy().tolist() for b in range(4)]
+BEFORE = [[2] * 9, [3] * 5]
+
+
+def append(cache, counts=(LENGTH - 9, LENGTH - 5)):
+    cache.append(ROWS, ROWS[..., :1], counts)
 
 
 def test_ctrl_c_ends_an_append(cache):
     """It ends soon, the cache is as before, and the next append is right."""
-    lengths, before = cache.lengths, few(cache)
-    late = interrupted(lambda: cache.append(ROW, ROW, COUNTS), 0.01)
-    assert late < 2
-    np.testing.assert_array_equal(cache.lengths, lengths)
-    assert few(cache) == before == [[], [0], [0], [0]]
-    cache.truncate(0)
-    cache.append(ROW, ROW)
-    assert few(cache) == [[0, 1]] * 4
+    assert interrupted(lambda: append(cache), 0.02) < 2
+    assert state_of(cache) == BEFORE
+    cache.append(ROWS[:, :, :2], ROWS[:, :, :2, :1], [1, 2])
+    assert state_of(cache) == [[2] * 10, [3] * 7]
 
 
 def test_ctrl_c_ends_a_reorder_before_it_changes_anything(cache):
-    """The first half of a reorder of 0.4 s (Zen 5) changes nothing, and can be ended."""
-    before = state_of(cache)
-    late = interrupted(lambda: cache.reorder(np.arange(B)[::-1]), 0.05)
+    """Copying to the room is the first half. It changes nothing, and can be ended."""
+    append(cache)
+    late = interrupted(lambda: cache.reorder([1, 0]), 0.003)
     assert late < 2
-    same = [now == then for now, then in zip(state_of(cache), before, strict=True)]
-    assert all(same)  # pytest would take minutes to show where the bytes differ
+    scales = np.array(cache.key_scale[:, 0])
+    assert (scales == np.float32([[2], [3]]) / np.float32(127)).all()
 
 
 def test_a_handler_that_uses_the_cache(cache):
@@ -64,29 +59,36 @@ def test_a_handler_that_uses_the_cache(cache):
     seen = []
 
     def handler(*_):
-        if cache.key[0, 0, 0, 0].numpy() != 1:  # the append has not begun
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-            return
-        seen.append(cache.length)
-        for change in (lambda: cache.append(ROW, ROW), lambda: cache.truncate(0),
-                       lambda: cache.reorder(np.zeros(B, int)), cache.copy):  # fmt: skip
+        seen.append((state_of(cache), cache.copy().lengths.tolist()))
+        seen.append(cache.attend(ROWS[:, :, :1, :]).shape)
+        for change in (lambda: append(cache), lambda: cache.truncate(0), cache.reset,
+                       lambda: cache.reorder([0, 0])):  # fmt: skip
             with pytest.raises(RuntimeError, match=r"KVCache\.\w+: the handler of a signal"):
                 change()
 
-    with alarm(0.01, handler):
-        cache.append(ROW, ROW, COUNTS)
-    assert seen == [1]
-    assert few(cache) == [[1], [0, 0, 1], [0, 1], [0, 0, 1]]
+    with alarm(0.02, handler):
+        append(cache)
+    assert seen == [(BEFORE, [9, 5]), (2, 1, 1, 1)]
+    assert cache.lengths.tolist() == [LENGTH, LENGTH]
 
 
 def test_ctrl_c_while_another_thread_appends(cache):
     """It ends the waiting at once; the other thread's append goes on."""
-    other = threading.Thread(target=cache.append, args=(ROW, ROW, COUNTS))
+    started = threading.Event()
+
+    class Counts(list):
+        """Looked at just before the append."""
+
+        def __iter__(self):
+            started.set()
+            return super().__iter__()
+
+    other = threading.Thread(target=append, args=(cache, Counts([LENGTH - 9, LENGTH - 5])))
     other.start()
-    while cache.key[0, 0, 0, 0].numpy() != 1:  # until it has begun
-        time.sleep(1e-3)
-    for change in (lambda: cache.truncate(0), lambda: cache.append(ROW, ROW)):
+    started.wait(10)
+    time.sleep(0.02)
+    for change in (lambda: cache.truncate(0), lambda: append(cache)):
         interrupted(change, 0.01)
         assert other.is_alive(), "the change has waited for the other thread"
     other.join()
-    assert few(cache) == [[1], [0, 0, 1], [0, 1], [0, 0, 1]]
+    assert cache.lengths.tolist() == [LENGTH, LENGTH]

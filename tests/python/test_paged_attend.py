@@ -4,8 +4,8 @@
 import clattn
 import numpy as np
 import pytest
-from references.attention import DTYPES, attention, float32, float64, tolerance
-from references.codes import WORDS, kept, restored
+from references.attention import DTYPES, attention, float32, tolerance
+from references.codes import WORDS, exact
 from support.checks import assert_close
 from support.data import draw
 from support.forced import weights_are_rounded
@@ -24,10 +24,7 @@ class Attending(PagedPair):
         """The keys, 0, or the values, 1, of a sequence, as the cache keeps them: heads first."""
         rows = self.held[sequence][which]
         if self.is_kept:
-            scale = self.scales[which][:, None]
-            codes, *factors = kept(rows, self.dtype, scale)
-            exact = [None if factor is None else factor.astype(float64) for factor in factors]
-            rows = restored(codes, *exact, self.dtype, self.sizes[which], scale)
+            rows = exact(rows, self.dtype, self.scales[which][:, None])
         return rows.swapaxes(0, 1)
 
     def attend(self, sequences, counts, Hq=4, dtype=None, is_causal=True, **options):

@@ -5,14 +5,12 @@ import copy
 import pickle
 
 import clattn
-import ml_dtypes
 import numpy as np
 import pytest
-from clattn import _core
 from support.data import draw
 from support.loops import looped
 from support.paged_pair import EV, HK, E, PagedPair
-from support.refusals import FLOATS, cases, of, refuse, wrong, wrong_arrays
+from support.refusals import FLOATS, WRONGLY_KEPT, cases, of, refuse, wrong, wrong_arrays
 
 NAN, INF = float("nan"), float("inf")
 SIZES = {"num_pages": 5, "page_size": 4, "num_kv_heads": 2, "head_size": 8, "v_head_size": 6}
@@ -23,15 +21,7 @@ MADE = [  # (what is wrong, exception, name the message has to contain, changed 
     *[(f"{name} is 0", ValueError, name, {name: 0}) for name in SIZES if name != "num_pages"],
     ("more pages than a table numbers", ValueError, "num_pages", {"num_pages": 2**31}),
     ("a huge head", ValueError, "head_size", {"head_size": 2**17}),
-    *[(f"dtype is {dtype!r}", TypeError, "dtype.*int8", {"dtype": dtype})
-      for dtype in (np.int32, bool, "int5", 4, None, ml_dtypes.float8_e4m3b11fnuz, "f4,,")],
-    *[(f"{name} is {given!r}", ValueError, name, {"dtype": "float8_e5m2", name: given})
-      for name in ("key_scale", "value_scale")
-      for given in (0.0, -1.0, NAN, INF, [1.0], [1.0, 0.0], np.ones((2, 1)), 1e-50)],
-    *[(f"{name} is {given!r}", TypeError, name, {"dtype": "float8_e5m2", name: given})
-      for name in ("key_scale", "value_scale") for given in ("x", None, [[1], 2])],
-    *[(f"key_scale of {dtype}", ValueError, "key_scale", {"dtype": dtype, "key_scale": 2.0})
-      for dtype in ("float32", "int8", "int4")],
+    *WRONGLY_KEPT,
     *wrong("device", TypeError, 7.5, ["cpu"]),
     ("device is unknown", ValueError, "device", {"device": "no such device"}),
 ]  # fmt: skip
@@ -150,24 +140,28 @@ def test_no_copies_and_no_pickles(device):
             take(cache)
 
 
-def test_the_core_refuses_what_is_no_page(device):
-    """Python checks first; the core's functions write to memory."""
-    pages = _core.tensor(of("f4", 2, 1, 4, 8), device)
-    scales = _core.tensor(of("f4", 2, 1, 4), device)
-    rows, places = of("f4", 3, 1, 8), np.arange(3)
-    right = (rows, "rows", places, 0, pages, None, None)
-    assert _core.write_rows(*right) is None
-    for place, value in ((2, np.array([8])), (2, np.array([-1])), (2, np.arange(4)), (3, 1), (3, 4),
-                         (3, 2), (3, 5), (0, of("f4", 3, 1, 7)), (0, of("f2", 3, 1, 8)),
-                         (0, of("f4", 3, 8)), (0, of("f4", 3, 2, 8)), (4, pages[:, :, ::2]),
-                         (4, scales), (4, rows), (5, rows)):  # fmt: skip
-        given = list(right)
-        given[place] = value
-        with pytest.raises((ValueError, TypeError)):
-            _core.write_rows(*given)
+def test_the_core_refuses_what_is_no_place(device):
+    """Python checks first; the core's methods write to memory."""
+    cache = clattn.PagedKVCache(2, 4, 1, 8, device=device)._state
+    rows = of("f4", 3, 1, 8)
+    assert cache.count_rows(rows, rows) == 3
+    assert cache.write_rows(rows, rows, np.arange(3)) is None
+    assert cache.copy_rows(np.array([1, 0])) is None
+    for places in ([8], [-1], [0, 1, 2, 3]):
+        with pytest.raises(ValueError, match="places"):
+            cache.write_rows(rows, rows, np.array(places))
+    for wrong_one in (rows[:2], of("f4", 3, 1, 7), of("f2", 3, 1, 8), of("f4", 3, 8), 1):
+        for given in ((rows, wrong_one), (wrong_one, rows)):
+            with pytest.raises((ValueError, TypeError)):
+                cache.write_rows(*given, np.arange(2))
+            with pytest.raises((ValueError, TypeError)):
+                cache.count_rows(*given)
     for moves in ([8, 0], [0, -1]):
         with pytest.raises(ValueError, match=r"moves\["):
-            _core.copy_rows(pages, np.array(moves))
-    for call in (_core.write_rows, _core.copy_rows):
+            cache.copy_rows(np.array(moves))
+    for wrong_call in (cache.write_rows, cache.copy_rows, cache.count_rows, cache.hold):
         with pytest.raises(TypeError):
-            call()
+            wrong_call()
+    for word in ("writes", None):
+        with pytest.raises(ValueError, match="hold"):
+            cache.hold(word, "a method")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import clattn
 import numpy as np
 import pytest
+from clattn._caches.pages import Draft
 from support.alarms import alarm, interrupted
 from support.data import draw
 from support.paged_pair import HK, PagedPair
@@ -117,13 +118,15 @@ def test_a_handler_that_uses_the_cache(large):
 
 
 @pytest.mark.by_turns
-def test_ctrl_c_while_another_thread_appends(large):
+def test_ctrl_c_while_another_thread_appends(large, monkeypatch):
     """It ends the waiting at once; the other thread's append goes on. Readers do not wait."""
     cache, sequence, branch = large
+    began = threading.Event()
+    moves = Draft.moves
+    monkeypatch.setattr(Draft, "moves", lambda draft: began.set() or moves(draft))
     other = threading.Thread(target=cache.append, args=(branch, ROW, ROW[..., :1]))
     other.start()
-    while not cache._busy:
-        time.sleep(1e-3)
+    began.wait(10)
     assert cache.length(branch) == 1500 and other.is_alive()
     interrupted(lambda: cache.close(sequence), 0.01)
     assert other.is_alive(), "the change has waited for the other thread"
@@ -191,8 +194,8 @@ def test_a_child_forked_during_an_append(device):
         cache.append(second, key[:1000], key[:1000])
         thread = threading.Thread(target=cache.append, args=(first, key, key))
         thread.start()
-        while not cache._busy:
-            time.sleep(1e-3)
+        time.sleep(0.05)
+        assert cache.length(first) == 0
 
         def child():
             cache.close(second)

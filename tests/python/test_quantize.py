@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16
 from references.codes import FLOAT8, float8_of, int8_of, kept, restored
+from support.cache_pair import bits
 from support.data import draw
 from support.loops import looped
-from support.paged_pair import bits
 from support.refusals import cases, refuse, wrong_arrays
 
 WORDS = ("int8", "float8_e4m3fn", "float8_e5m2")

@@ -87,3 +87,10 @@ def restored(codes, scales, offsets, word, size, scale=None):
     with np.errstate(over="ignore", invalid="ignore"):
         wide = numbers * scales[..., group].astype(np.float64) + offsets[..., group]
         return wide.astype(f32)
+
+
+def exact(x, word, scale=None):
+    """The float64 numbers that the codes of vectors stand for."""
+    codes, *factors = kept(x, word, scale)
+    wide = [None if factor is None else factor.astype(np.float64) for factor in factors]
+    return restored(codes, *wide, word, x.shape[-1], scale)

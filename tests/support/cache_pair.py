@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """A KVCache and the model of it, side by side: each call goes to both."""
 
+import copy
+
 import clattn
 import numpy as np
 from references.attention import float32
 from references.cache import CacheModel
+from references.codes import WORDS, exact, kept
 from support.checks import assert_close
 from support.data import draw
 from support.forced import weights_are_rounded
@@ -18,15 +21,31 @@ def host(tensor):
     return np.array(tensor)
 
 
-class Pair:
-    """A cache and its model, which get the same calls; every answer is compared."""
+def bits(array):
+    """A NaN has one of many bit patterns; which one does not matter for a scale."""
+    array = np.ascontiguousarray(array)
+    is_scale = array.dtype == np.float32
+    return np.where(np.isnan(array), np.float32(np.nan), array) if is_scale else array
 
-    def __init__(self, device, B=B, HQ=HQ, HK=HK, capacity=CAPACITY, E=E, EV=EV, dtype=float32):
-        self.device, self.dtype, self.seed = device, np.dtype(dtype), 0
+
+class Pair:
+    """A cache and its model, which get the same calls; every answer is compared.
+
+    A cache of codes has a second model, `given`, of the floats that it gets; `model` has the
+    numbers that their codes stand for.
+    """
+
+    def __init__(self, device, B=B, HQ=HQ, HK=HK, capacity=CAPACITY, E=E, EV=EV, dtype=float32,
+                 given=float32, **scales):  # fmt: skip
+        self.word = dtype if isinstance(dtype, str) and dtype in WORDS else None
+        self.device, self.dtype, self.seed = device, np.dtype(given if self.word else dtype), 0
         self.B, self.HQ, self.HK, self.E, self.EV = B, HQ, HK, E, EV
         sizes = (B, HK, capacity, E, EV)
-        self.cache = clattn.KVCache(*sizes, dtype=dtype, device=device)
-        self.model = CacheModel(*sizes, dtype=dtype)
+        self.cache = clattn.KVCache(*sizes, dtype=dtype, device=device, **scales)
+        self.model = CacheModel(*sizes, dtype=np.float64 if self.word else dtype)
+        self.given = CacheModel(*sizes, dtype=self.dtype) if self.word else self.model
+        self.scales = [np.broadcast_to(np.float32(scales.get(name, 1)), (HK,))[:, None, None]
+                       for name in ("key_scale", "value_scale")]  # fmt: skip
 
     def numbers(self, *shape):
         self.seed += 1
@@ -41,50 +60,77 @@ class Pair:
 
     def append(self, n, counts=None, of=lambda array: array):
         """n new positions, handed over as `of` makes them."""
-        key, value = self.tokens(n)
+        return self.take(*self.tokens(n), counts, of)
+
+    def take(self, key, value, counts=None, of=lambda array: array):
         given = of(key), of(value)
         options = {} if counts is None else {"counts": counts}
         assert self.cache.append(*given, **options) is None
-        self.model.append(key, value, counts)
-        self.lengths_agree()
-        return self
+        self.given.append(key, value, counts)
+        if self.word:
+            codes = [exact(array, self.word, scale[None, ..., 0])
+                     for array, scale in zip((key, value), self.scales, strict=True)]  # fmt: skip
+            self.model.append(*codes, counts)
+        return self.lengths_agree()
+
+    def both_models(self, method, *arguments):
+        assert getattr(self.cache, method)(*arguments) is None
+        for model in {id(each): each for each in (self.model, self.given)}.values():
+            getattr(model, method)(*arguments)
+        return self.lengths_agree()
 
     def truncate(self, n):
-        assert self.cache.truncate(n) is None
-        self.model.truncate(n)
-        self.lengths_agree()
-        return self
+        return self.both_models("truncate", n)
 
     def reset(self):
-        assert self.cache.reset() is None
-        self.model.reset()
-        self.lengths_agree()
-        return self
+        return self.both_models("reset")
 
     def reorder(self, indices):
-        assert self.cache.reorder(indices) is None
-        self.model.reorder(indices)
-        self.lengths_agree()
-        return self
+        return self.both_models("reorder", indices)
+
+    def copy(self):
+        """A pair of its own whose cache is a copy."""
+        other = copy.copy(self)
+        other.cache = self.cache.copy()
+        other.model = copy.deepcopy(self.model)
+        other.given = copy.deepcopy(self.given) if self.word else other.model
+        return other.lengths_agree()
 
     def lengths_agree(self):
         lengths = self.cache.lengths
         assert type(lengths) is np.ndarray and lengths.dtype == np.int64
         assert lengths.tolist() == self.model.lengths
         assert type(self.cache.length) is int and self.cache.length == self.model.length
+        return self
+
+    def expected(self, which, b):
+        """What is kept of the keys, 0, or the values, 1, of a sequence: elements or codes, …"""
+        rows = (self.given.keys, self.given.values)[which][b]
+        if self.word is None:
+            return [rows]
+        found = kept(rows, self.word, self.scales[which][..., 0])
+        return [part for part in found if part is not None]
 
     def contents_agree(self):
-        """Keys and values, bit for bit, of what each sequence holds."""
+        """Keys and values, or their codes, bit for bit, of what each sequence holds."""
         self.lengths_agree()
-        held = [(self.cache.key, self.model.keys, self.E),
-                (self.cache.value, self.model.values, self.EV)]  # fmt: skip
-        for tensor, right, size in held:
-            assert type(tensor) is clattn.Tensor
-            assert tensor.shape == (self.B, self.HK, self.model.length, size)
-            assert tensor.dtype == self.dtype and tensor.device == self.device
-            got = host(tensor)
+        cache = self.cache
+        held = [(cache.key, cache.key_scale, cache.key_offset),
+                (cache.value, cache.value_scale, cache.value_offset)]  # fmt: skip
+        for which, tensors in enumerate(held):
+            parts = [tensor for tensor in tensors if tensor is not None and tensor.ndim > 1]
+            got = [host(part) for part in parts]
+            for part in parts:
+                assert type(part) is clattn.Tensor and part.device == self.device
+                assert part.shape[:3] == (self.B, self.HK, self.model.length)
             for b, length in enumerate(self.model.lengths):
-                assert got[b, :, :length].tobytes() == right[b].tobytes(), f"sequence {b}"
+                for found, right in zip(got, self.expected(which, b), strict=True):
+                    assert found.dtype == right.dtype
+                    found = found[b, :, :length]
+                    assert found.shape == right.shape
+                    if self.word:
+                        found, right = bits(found), bits(right)
+                    assert found.tobytes() == right.tobytes(), f"sequence {b}"
         return self
 
     def compare(self, got, query, **options):

@@ -3,18 +3,11 @@
 
 import clattn
 import numpy as np
-from references.codes import kept
+from references.codes import WORDS, kept
+from support.cache_pair import bits
 from support.data import draw
 
 HK, E, EV = 2, 37, 24
-WORDS = ("int8", "float8_e4m3fn", "float8_e5m2", "int4")
-
-
-def bits(array):
-    """A NaN has one of many bit patterns; which one does not matter for a scale."""
-    array = np.ascontiguousarray(array)
-    is_scale = array.dtype == np.float32
-    return np.where(np.isnan(array), np.float32(np.nan), array) if is_scale else array
 
 
 class PagedPair:

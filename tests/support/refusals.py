@@ -46,6 +46,22 @@ def wrong_arrays(argument, shape, takes, pattern=None, base=None, /, **more):
     ]
 
 
+# Rows of both caches, of two key heads: how rows are kept.
+WRONGLY_KEPT = [
+    *[(f"dtype is {dtype!r}", TypeError, "dtype.*int8", {"dtype": dtype})
+      for dtype in (np.int32, bool, "int5", 4, None, np.complex64, np.longdouble,
+                    ml_dtypes.float8_e4m3b11fnuz, "f4,,")],
+    *[(f"{name} is {given!r}", ValueError, name, {"dtype": "float8_e5m2", name: given})
+      for name in ("key_scale", "value_scale")
+      for given in (0.0, -1.0, float("nan"), float("inf"), [1.0], [1.0, 0.0], np.ones((2, 1)),
+                    1e-50)],
+    *[(f"{name} is {given!r}", TypeError, name, {"dtype": "float8_e5m2", name: given})
+      for name in ("key_scale", "value_scale") for given in ("x", None, [[1], 2])],
+    *[(f"key_scale of {dtype}", ValueError, "key_scale", {"dtype": dtype, "key_scale": 2.0})
+      for dtype in ("float32", "int8", "int4")],
+]  # fmt: skip
+
+
 def wrong(argument, exception, *values, **base):
     """Rows in which an argument has a value that is refused, beside the changes of `base`."""
     others = "".join(f", {name} {value!r}" for name, value in base.items())

@@ -15,7 +15,7 @@ BELOW = {
     "attention": {"base", "opencl"},
     "diagonal": {"base", "opencl"},
     "pages": {"base", "opencl"},
-    "doors": {"base", "opencl", "attention", "diagonal"},
+    "doors": {"base", "opencl", "attention", "diagonal", "pages"},
     "python": {"base", "opencl", "attention", "diagonal", "pages", "doors"},
 }
 # Headers of the functions of several files.

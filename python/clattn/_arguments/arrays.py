@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         offset: Any
 
 
-__all__ = ["Array", "ArrayT", "DeviceLike", "LseT", "host_array"]
+__all__ = ["Array", "ArrayT", "DeviceLike", "LseT", "host_array", "tensor_or_host"]
 
 
 Array: TypeAlias = (
@@ -55,3 +55,8 @@ def host_array(array: Any, name: str) -> np.ndarray:
     found = array if plain else _core.host_array(array, name)
     native: np.ndarray = found.astype(found.dtype.newbyteorder("="), copy=False)
     return native
+
+
+def tensor_or_host(array: Array, name: str) -> np.ndarray | Tensor:
+    """Return a Tensor as it is, the elements of any other array on the host."""
+    return array if isinstance(array, _core.Tensor) else host_array(array, name)

@@ -7,6 +7,7 @@ signal interrupts it, it happens anew, as a whole, before anybody looks.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ class PagedSequence:
         # Its pages and its length; None: it is closed. The array is never changed.
         self.held: tuple[np.ndarray, int] | None = (_NO_PAGES, 0)
 
+    def __del__(self) -> None:
+        """Leave the pages of a sequence that nobody has closed to the next call."""
+        if self.held is not None and len(self.held[0]) > 0:
+            self.cache.left[next(self.cache.numbers)] = self.held[0]
+
     def __reduce__(self) -> str:
         """Refuse: a copy would not count as an owner of its pages."""
         raise TypeError("a sequence of a clattn.PagedKVCache cannot be pickled or copied; fork it")
@@ -47,12 +53,20 @@ class Pages:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.free = num_pages
+        self._free = num_pages
         self._draft: Draft | None = None  # happens now
+        # Pages of sequences that are gone without having been closed, numbered.
+        self.left: dict[int, np.ndarray] = {}
+        self.numbers = itertools.count()
         # Owners of each page. The free pages are a chain: the first, and what follows each of them.
         self._owners = array("q", bytes(8 * num_pages))
         self._first = 0
         self._following = array("q", range(1, num_pages + 1))
+
+    @property
+    def free(self) -> int:
+        """The number of pages without an owner."""
+        return self.draft().free
 
     def settle(self, draft: Draft | None = None) -> None:
         """Let a change happen, and before it one that was interrupted."""
@@ -64,15 +78,20 @@ class Pages:
                 self._owners[page] = count
             for page, following in change.following.items():
                 self._following[page] = following
-            self._first, self.free = change.first, change.free
+            self._first, self._free = change.first, change.free
             for sequence, held in change.sequences:
                 sequence.held = held
+            for number in change.gone:
+                self.left.pop(number, None)
             self._draft = None
 
     def draft(self) -> Draft:
-        """Begin a change."""
+        """Begin a change. Pages of sequences that are gone are free in it."""
         self.settle()
-        return Draft(self, self._owners, self._following, self._first)
+        draft = Draft(self, self._owners, self._following, self._first, self._free)
+        for number, pages in self.left.copy().items():
+            draft.forget(number, pages)
+        return draft
 
     def check(self, sequence: PagedSequence, name: str) -> None:
         """Raise a ValueError if the sequence is closed."""
@@ -92,15 +111,18 @@ class Pages:
 class Draft:
     """A change of sequences that has not happened yet: the new values of what differs."""
 
-    def __init__(self, pages: Pages, owners: array[int], following: array[int], first: int) -> None:
+    def __init__(
+        self, pages: Pages, owners: array[int], following: array[int], first: int, free: int
+    ) -> None:
         self.pages = pages
         self._owners = owners
         self._following = following
         self.first = first
-        self.free = pages.free
+        self.free = free
         self.owners: dict[int, int] = {}
         self.following: dict[int, int] = {}
         self.sequences: list[tuple[PagedSequence, tuple[np.ndarray, int] | None]] = []
+        self.gone: list[int] = []  # numbers of `Pages.left`
         self.copies: list[tuple[int, int, int]] = []  # pages: (target, source, rows in use)
 
     def _owners_of(self, page: int) -> int:
@@ -181,6 +203,12 @@ class Draft:
         other = PagedSequence(self.pages)
         self.sequences.append((other, held))
         return other
+
+    def forget(self, number: int, pages: np.ndarray) -> None:
+        """Give the pages of a sequence back that is gone, of `Pages.left`."""
+        for page in pages.tolist():
+            self._release(page)
+        self.gone.append(number)
 
     def close(self, sequence: PagedSequence) -> None:
         """Give the pages of a sequence back."""

@@ -1,4 +1,4 @@
-"""Rows of keys or values in pages on a device: their elements as they came, or as codes."""
+"""How the rows of caches are kept: their elements as they came, or as codes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clattn import _core
-from clattn._arguments.arrays import host_array
-from clattn._arguments.dtypes import FLOAT_WORDS, FLOATS, float_dtype
+from clattn._arguments.dtypes import FLOATS, float_dtype
 
 if TYPE_CHECKING:
     from typing import Any
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import Array, DeviceLike
     from clattn._core import Tensor
 
-__all__ = ["CODES", "Rows", "kept_as"]
+__all__ = ["CODES", "kept_as", "make_core", "scales_of"]
 
 # The words of CA_CODES_ in kernels/pages/params.h.
 CODES = {"int8": 1, "float8_e4m3fn": 2, "float8_e5m2": 3, "int4": 4}
@@ -53,97 +52,16 @@ def kept_as(dtype: DTypeLike) -> str | np.dtype[Any]:
         raise TypeError(f"{str(error).replace(' or ', ', ')}, {words}") from None
 
 
-class Rows:
-    """The rows of the keys, or of the values, of a cache.
+def scales_of(
+    scale: float | Array, name: str, heads: int, kept: str | np.dtype[Any]
+) -> list[float]:
+    """Return the scale of all heads, or of each, which float8 has.
 
-    Attributes
-    ----------
-    pages : Tensor of shape (num_pages, heads, page_size, size)
-        Elements, or codes: int8, or uint8 for float8; for int4 of shape (…, ceil(size / 2)), two in
-        a byte, the first one in its low half.
-    scales : Tensor or None
-        float32: of int8 (num_pages, heads, page_size), of int4 (…, ceil(size / 32)), of float8
-        (heads,).
-    offsets : Tensor or None
-        Of int4, as its scales.
+    Raises
+    ------
+    TypeError, ValueError
+        No numbers of shape () or (heads,), not finite or above 0, or not 1 where they have no use.
     """
-
-    def __init__(
-        self,
-        name: str,
-        places: tuple[int, int, int],
-        size: int,
-        kept: str | np.dtype[Any],
-        scale: Any,
-        device: DeviceLike | None,
-    ) -> None:
-        self.name = name
-        self.size = size
-        self.heads = places[1]
-        self.kept = kept
-        self.scales: Tensor | None = None
-        self.offsets: Tensor | None = None
-        given = _given_scales(scale, f"{name}_scale", self.heads)
-        if any(number != 1 for number in given.tolist()) and not str(kept).startswith("float8"):
-            raise ValueError(f"{name}_scale is {scale!r:.80}; expected 1.0: only float8 takes one")
-        if kept == "int4":
-            self.pages = _core.empty((*places, -(-size // 2)), np.uint8, device)
-            groups = (*places, -(-size // _GROUP))
-            self.scales = _core.empty(groups, np.float32, self.pages.device)
-            self.offsets = _core.empty(groups, np.float32, self.pages.device)
-        elif kept == "int8":
-            self.pages = _core.empty((*places, size), np.int8, device)
-            self.scales = _core.empty(places, np.float32, self.pages.device)
-        elif isinstance(kept, str):
-            self.pages = _core.empty((*places, size), np.uint8, device)
-            self.scales = _core.tensor(given, self.pages.device)
-        else:
-            self.pages = _core.empty((*places, size), kept, device)
-
-    def read(self, array: Array) -> np.ndarray | Tensor:
-        """Return rows that a caller gives, of shape (n, heads, size).
-
-        Raises
-        ------
-        TypeError, ValueError
-            Another dtype or shape.
-        """
-        found = array if isinstance(array, _core.Tensor) else host_array(array, self.name)
-        name = found.dtype.name
-        if isinstance(self.kept, str):
-            if name not in FLOATS:
-                raise TypeError(f"{self.name} has dtype {name}; expected {FLOAT_WORDS}")
-        elif found.dtype != self.kept:
-            raise TypeError(
-                f"{self.name} has dtype {name}; expected {self.kept}, that of the cache"
-            )
-        if found.ndim != 3 or found.shape[1:] != (self.heads, self.size):
-            raise ValueError(
-                f"{self.name} has shape {found.shape}; expected (n, {self.heads}, {self.size})"
-            )
-        if isinstance(found, _core.Tensor) and found.device != self.pages.device:
-            raise ValueError(
-                f"{self.name} is on {found.device.name}; expected the cache's device, "
-                f"{self.pages.device.name}"
-            )
-        return found
-
-    def write(self, array: np.ndarray | Tensor, places: np.ndarray) -> None:
-        """Write the first rows to their places."""
-        codes = CODES[self.kept] if isinstance(self.kept, str) else 0
-        _core.write_rows(array, self.name, places, codes, self.pages, self.scales, self.offsets)
-
-    def copy(self, moves: np.ndarray) -> None:
-        """Copy rows: the first half of the places are targets, the second half sources."""
-        _core.copy_rows(self.pages, moves)
-        if self.kept in ("int8", "int4") and self.scales is not None:
-            _core.copy_rows(self.scales, moves)
-        if self.offsets is not None:
-            _core.copy_rows(self.offsets, moves)
-
-
-def _given_scales(scale: Any, name: str, heads: int) -> np.ndarray:
-    """Return float32 scales of shape (heads,), of a number or of one for each head."""
     try:
         found = np.asarray(scale)
     except ValueError:  # of sequences of unequal length
@@ -156,8 +74,39 @@ def _given_scales(scale: Any, name: str, heads: int) -> np.ndarray:
         given = found.astype(np.float32)
     if given.shape not in ((), (heads,)):
         raise ValueError(f"{name} has shape {given.shape}; expected () or ({heads},)")
-    # NumPy's reductions and broadcasts raise a SystemError where memory runs out.
-    numbers = [given.item()] * heads if given.ndim == 0 else given.tolist()
+    numbers: list[float] = [given.item()] if given.ndim == 0 else given.tolist()
     if not all(0 < number < math.inf for number in numbers):
         raise ValueError(f"{name} is {scale!r:.80}; expected finite numbers above 0")
-    return np.array(numbers, np.float32)
+    if not str(kept).startswith("float8") and any(number != 1 for number in numbers):
+        raise ValueError(f"{name} is {scale!r:.80}; expected 1.0: only float8 takes one")
+    return numbers
+
+
+def make_core(
+    places: tuple[int, int, int],
+    sizes: tuple[int, int],
+    kept: str | np.dtype[Any],
+    scales: tuple[list[float], list[float]],
+    device: DeviceLike | None,
+) -> _core.Cache:
+    """Return keys and values of pages (num_pages, heads, page_size), not filled.
+
+    Elements, or codes: int8, or uint8 for float8; for int4 (…, ceil(size / 2)), two in a byte, the
+    first one in its low half. Scales are float32: of int8 (num_pages, heads, page_size), of int4
+    (…, ceil(size / 32)), with offsets like them, of float8 (heads,): those of `scales_of`.
+    """
+    codes = CODES[kept] if isinstance(kept, str) else 0
+    element = np.dtype(("u1" if codes > 1 else "i1") if isinstance(kept, str) else kept)
+    columns = [-(-size // 2) if kept == "int4" else size for size in sizes]
+    key = _core.empty((*places, columns[0]), element, device)
+    value = _core.empty((*places, columns[1]), element, key.device)
+    factors: list[Tensor | None] = [None] * 4
+    if kept == "int4":
+        groups = [(*places, -(-size // _GROUP)) for size in sizes]
+        factors = [_core.empty(shape, np.float32, key.device) for shape in groups * 2]
+    elif kept == "int8":
+        factors[:2] = (_core.empty(places, np.float32, key.device) for _ in sizes)
+    elif codes > 0:  # NumPy's broadcasts raise a SystemError where memory runs out
+        of_heads = [scale * places[1] if len(scale) == 1 else scale for scale in scales]
+        factors[:2] = (_core.tensor(np.array(of, np.float32), key.device) for of in of_heads)
+    return _core.Cache(codes, *sizes, key, value, *factors)

@@ -173,7 +173,6 @@ def _fill_and_copy(device: Device, width: int) -> None:
 
 def _write_rows(device: Device, codes: int, dtype: str) -> None:
     """Write rows of that dtype to pages, and copy one."""
-    numbers = 0, 1, 2
     for size in (39, 40):
         width = -(-size // 2) if codes == 4 else size
         kept = dtype if codes == 0 else "int8" if codes == 1 else "uint8"
@@ -181,10 +180,11 @@ def _write_rows(device: Device, codes: int, dtype: str) -> None:
         scales = [np.ones(shape, "f4") for shape in ((2,), (2, 2, 4), (2, 2, 4, 2))]
         scale = None if codes == 0 else _core.tensor(scales[{1: 1, 4: 2}.get(codes, 0)], device)
         offset = _core.tensor(scales[2], device) if codes == 4 else None
+        cache = _core.Cache(codes, size, size, pages, pages, scale, scale, offset, offset)
         if _dtype(dtype).kind not in "iu":
             rows = np.ones((3, 2, size), _dtype(dtype))
-            _core.write_rows(rows, "rows", np.array(numbers), codes, pages, scale, offset)
-        _core.copy_rows(pages, np.array([1, 0]))
+            cache.write_rows(rows, rows, np.arange(3))
+        cache.copy_rows(np.array([1, 0]))
         pages.numpy()
 
 
