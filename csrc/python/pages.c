@@ -146,10 +146,12 @@ end_hold(hold *self)
 static int
 parse_hold(PyObject *word, bool *reads, ca_py_change *change)
 {
-    static const char *const words[] = {
-        [CA_PY_GROWS] = "grows", [CA_PY_SHARES] = "shares", [CA_PY_FORGETS] = "forgets"};
+    static const char *const words[] = {[CA_PY_GROWS] = "grows",
+                                        [CA_PY_SHARES] = "shares",
+                                        [CA_PY_FORGETS] = "forgets",
+                                        [CA_PY_OVERWRITES] = "overwrites"};
     *reads = PyUnicode_Check(word) && PyUnicode_CompareWithASCIIString(word, "reads") == 0;
-    for (*change = CA_PY_GROWS; !*reads && *change <= CA_PY_FORGETS; (*change)++) {
+    for (*change = CA_PY_GROWS; !*reads && *change <= CA_PY_OVERWRITES; (*change)++) {
         if (PyUnicode_Check(word) && PyUnicode_CompareWithASCIIString(word, words[*change]) == 0) {
             return 0;
         }

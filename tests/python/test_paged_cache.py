@@ -245,6 +245,29 @@ def test_forks_of_forks_are_closed_in_any_order(device):
             both.close(chain[n])
 
 
+def test_a_sequence_that_is_gone_gives_its_pages_back(device):
+    """Without having been closed: those that no fork of it has, at once and to the next append."""
+    both = PagedPair(device, 4, 4)
+    first, second = both.open(2)
+    both.append([first, second], [9, 2])
+    cache, held = both.cache, both.held
+    branch = both.fork(first)
+    held.pop(first)
+    del first
+    assert cache.free_pages == 0
+    both.append([branch], [1])
+    held.pop(branch)
+    del branch
+    assert cache.free_pages == 3
+    third = both.open()
+    both.append([third, second], [11, 2])
+    assert cache.free_pages == 0
+    held.clear()
+    del second, third
+    assert cache.free_pages == 4
+    assert cache.open(2) and cache.free_pages == 4, "they have had none"
+
+
 def test_out_of_pages(device):
     """MemoryError says how many there are, and no sequence has changed."""
     both = PagedPair(device, 3, 4)

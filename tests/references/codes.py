@@ -82,7 +82,8 @@ def restored(codes, scales, offsets, word, size, scale=None):
         return codes.view(FLOAT8[word]).astype(f32) * f32(scale)
     if word == "int8":
         return codes * scales[..., None]
-    numbers = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)[..., :size]
+    pairs = np.stack((codes & 15, codes >> 4), -1)
+    numbers = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])[..., :size]
     group = np.arange(size) // GROUP
     with np.errstate(over="ignore", invalid="ignore"):
         wide = numbers * scales[..., group].astype(np.float64) + offsets[..., group]

@@ -68,7 +68,7 @@ class Pair:
         assert self.cache.append(*given, **options) is None
         self.given.append(key, value, counts)
         if self.word:
-            codes = [exact(array, self.word, scale[None, ..., 0])
+            codes = [exact(array, self.word, scale)
                      for array, scale in zip((key, value), self.scales, strict=True)]  # fmt: skip
             self.model.append(*codes, counts)
         return self.lengths_agree()
@@ -108,7 +108,7 @@ class Pair:
         rows = (self.given.keys, self.given.values)[which][b]
         if self.word is None:
             return [rows]
-        found = kept(rows, self.word, self.scales[which][..., 0])
+        found = kept(rows, self.word, self.scales[which])
         return [part for part in found if part is not None]
 
     def contents_agree(self):
