@@ -75,6 +75,8 @@ PAGES = {
     "float8, copied": "check_pages(device, 'float8_e4m3fn')",
     "float8, doubles, copied": "check_pages(device, 'float8_e5m2', np.float64)",
     "int4, copied": "check_pages(device, 'int4', ml_dtypes.bfloat16)",
+    "a cache of int8, copied": "check_cache(device, 'int8')",
+    "a cache of int4, copied": "check_cache(device, 'int4')",
 }
 REFERENCE_ONLY = {
     "softcap last": "check_onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, "
@@ -231,6 +233,7 @@ from support.onnx_calls import check_onnx
 from support.directml_calls import check_directml
 from support.dropout_calls import check_dropout
 from support.gradients import check_backward
+from support.cache_pair import check_cache
 from support.paged_pair import check_pages
 from support.ragged import check_results, check_sequences, packed
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside

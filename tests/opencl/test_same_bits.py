@@ -14,8 +14,8 @@ import ml_dtypes
 def attend(L, S, dtype="f4", **options):
     return sdpa(*qkv((1, 3), L, S, 64, dtype=np.dtype(dtype)), device=device, **options)
 
-def cached():
-    cache = clattn.KVCache(1, 3, 300, 64, device=device)
+def cached(dtype="float32"):
+    cache = clattn.KVCache(1, 3, 300, 64, dtype=dtype, device=device)
     q, k, v = qkv((1, 3), 257, 257, 64)
     cache.append(k, v)
     return cache.attend(q[:, :, -1:])
@@ -34,6 +34,7 @@ calls = {
     "bfloat16": lambda: attend(40, 257, ml_dtypes.bfloat16),
     "dropout": lambda: attend(40, 257, dropout_p=0.4, seed=5),
     "a cache": cached,
+    "a cache of codes": lambda: cached("int4"),
     "sequences": lambda: clattn.varlen_attn(*draw((3, 90, 2, 64)), [0, 1, 90], [0, 70, 90],
                                             return_lse=True, device=device),
     "pages": lambda: paged("float32"),

@@ -172,6 +172,21 @@ def test_rows_without_keys(device):
     assert np.isfinite(residual[:, 3]).all()
 
 
+def test_lengths_of_one_kind_alone(device):
+    """Of keys: others do not matter. Of queries: rows behind are zeros. Gradients are 0 there."""
+    query, key = jnp.zeros((3, 2, 1, 1)), jnp.zeros((3, 2, 1, 1))
+    value = jnp.tile(jnp.asarray([1.0, 5.0]).reshape(1, 2, 1, 1), (3, 1, 1, 1))
+    keys, rows = np.int32([1, 2, 0]), np.int32([0, 1, 2])
+    for lengths, right, grads in (
+        ({"key_value_seq_lengths": keys}, [[1, 1], [3, 3], [0, 0]], [[2, 0], [1, 1], [0, 0]]),
+        ({"query_seq_lengths": rows}, [[0, 0], [3, 0], [3, 3]], [[0, 0], [0.5, 0.5], [1, 1]]),
+    ):
+        call = partial(clattn.jax.dot_product_attention, query, key, device=device, **lengths)
+        assert call(value)[..., 0, 0].tolist() == right
+        found = jax.grad(lambda value, call=call: call(value).sum())(value)
+        assert found[..., 0, 0].tolist() == grads
+
+
 def test_large_arrays_under_jit(device):
     """The callback reads arrays that jax's threads have just computed."""
     x = jnp.asarray(draw((1, 2048, 4, 64)))

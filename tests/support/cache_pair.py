@@ -167,3 +167,9 @@ def pair(device, lengths=None, **sizes):
 def pair_of_one_size(device, lengths=None, **sizes):
     """A Pair whose values are as wide as its keys: its programs are those of other files."""
     return pair(device, lengths, **{"EV": E} | sizes)
+
+
+def check_cache(device, dtype):
+    """Prompts of unequal lengths, sequences that change places, a few queries."""
+    both = pair(device, (3, 1), capacity=6, E=9, EV=9, dtype=dtype)
+    both.reorder([1, 0]).append(2, (2, 1)).contents_agree().attend(2)

@@ -80,11 +80,12 @@ def call_merge(device):
 
 
 def call_cache(device):
-    """A prompt, a step and several rows; sequences exchanged and cut."""
+    """A prompt, a step and several rows; sequences exchanged and cut; codes."""
     pair = Pair(device, E=64, EV=64).append(9)
     pair.attend(9)
     pair.append(1).attend(1)
     pair.reorder([1, 0]).truncate(5).contents_agree()
+    Pair(device, E=64, EV=64, dtype="int8").append(9, (9, 4)).contents_agree()
 
 
 def call_sequences(device):

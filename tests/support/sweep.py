@@ -133,8 +133,8 @@ def operations(device, everything=True):
         if everything or "flex" not in title:
             add(title, run, "reference" if "merge" in title else "cpu")
 
-    def cached():
-        cache = clattn.KVCache(1, 4, 128, 16, device=device)
+    def cached(dtype="float32"):
+        cache = clattn.KVCache(1, 4, 128, 16, dtype=dtype, device=device)
         cache.append(wide[1], wide[2])
         cache.truncate(90)
         cache.append(clattn.tensor(wide[1][:, :, :3], device), wide[2][:, :, :3])
@@ -145,6 +145,7 @@ def operations(device, everything=True):
         return [cache.attend(wide[0]), cache.attend(tensor[:, :, :2]), *lse]
 
     add("KVCache", cached, "reference")
+    add("KVCache, int4", lambda: cached("int4"), "reference")
 
     def paged(dtype, *parts):
         cache = clattn.PagedKVCache(9, 32, 4, 16, dtype=dtype, device=device)

@@ -16,6 +16,7 @@ import references.onnx as onnx
 import references.openvino as openvino
 from references.attention import bfloat16
 from references.cache import CacheModel
+from references.codes import exact
 from references.diagonal import assert_same, diagonal
 from references.flex import blocks, flex
 from support.checks import assert_close, native
@@ -52,10 +53,14 @@ def attend_to_pages(**options):
     return cache.attend(sequences=sequences, **options)
 
 
-def attend(**options):
-    cache = clattn.KVCache(1, 2, 9, 8)
+def attend(dtype=np.float32, **options):
+    cache = clattn.KVCache(1, 2, 9, 8, dtype=dtype)
     cache.append(Q, Q)
     return cache.attend(**options)
+
+
+def attend_codes(**options):
+    return attend("int8", **options)
 
 
 def change(n, indices):
@@ -119,7 +124,7 @@ RIGHT = {
         "BLOCK_SIZE": 16},
     clattn.KVCache: {
         "batch": 1, "num_kv_heads": 2, "capacity": 9, "head_size": 8, "v_head_size": None,
-        "dtype": "float32"},
+        "dtype": "float32", "key_scale": 1.0, "value_scale": 1.0},
     append: {"key": Q, "value": Q, "counts": [3]},
     append_to_pages: {"key": Q[0], "value": Q[0], "cu_seq": [0, 1, 2], "dtype": "float32"},
     make_pages: {
@@ -137,6 +142,9 @@ RIGHT = {
         "query": Q, "attn_mask": MASK, "is_causal": True, "scale": 0.5, "window": (3, None),
         "softcap": 0.0, "return_lse": True, "out": np.zeros_like(Q)},
     change: {"n": [3, 2], "indices": [1, 0]},
+    attend_codes: {
+        "query": Q, "attn_mask": MASK, "is_causal": True, "scale": 0.5, "window": (3, None),
+        "softcap": 0.0, "return_lse": True, "out": np.zeros_like(Q)},
 }  # fmt: skip
 WRONG = [
     None, True, -1, 0, 1, 3, 2**31, 2**63, -(2**63) - 1, 2**70, 0.5, -0.0, 1e39, np.nan, np.inf, 1j,
@@ -320,7 +328,8 @@ def judge_blocks(answer, *, mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE):
     np.testing.assert_array_equal(answer.to_dense(), right > 0)
 
 
-def judge_cache(answer, *, batch, num_kv_heads, capacity, head_size, v_head_size, dtype):
+def judge_cache(answer, *, batch, num_kv_heads, capacity, head_size, v_head_size, dtype,
+                key_scale, value_scale):  # fmt: skip
     widths = head_size, head_size if v_head_size is None else v_head_size
     for kept, width in zip((answer.key, answer.value), widths, strict=True):
         assert kept.shape == (batch, num_kv_heads, 0, width)
@@ -381,9 +390,13 @@ def judge_numbers(answer, *, values, scales, dtype, axis, group):
     assert answer.shape == np.shape(values) and answer.dtype == np.dtype(dtype)
 
 
-def judge_attend(answer, *, query, attn_mask, return_lse, out, **options):
-    model = CacheModel(1, 2, 9, 8)
-    model.append(Q, Q)
+def judge_attend_codes(answer, **arguments):
+    judge_attend(answer, held=exact(Q, "int8"), **arguments)
+
+
+def judge_attend(answer, *, query, attn_mask, return_lse, out, held=Q, **options):
+    model = CacheModel(1, 2, 9, 8, dtype=held.dtype)
+    model.append(held, held)
     options["attn_mask"] = numbers_of(attn_mask)
     right, (allowed,), _ = model.attend(numbers_of(query), **options)
     result = answer[0] if return_lse else answer
@@ -403,4 +416,4 @@ JUDGES = dict(zip(RIGHT, (
     judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_varlen, judge_tensor,
     judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_paged,
     judge_pages_attended, judge_codes, judge_numbers,
-    judge_attend, judge_change), strict=True))  # fmt: skip
+    judge_attend, judge_change, judge_attend_codes), strict=True))  # fmt: skip

@@ -120,7 +120,8 @@ def arguments(data):
 def cache(data):
     """Methods of a KVCache with anything."""
     with contextlib.suppress(*DOCUMENTED):
-        one = clattn.KVCache(2, 1, 6, 4, device=DEVICE)
+        one = clattn.KVCache(2, 1, 6, 4, dtype=data.PickValueInList(["f4", "int8", "int4"]),
+                             device=DEVICE)  # fmt: skip
         for _ in range(data.ConsumeIntInRange(1, 6)):
             name = data.PickValueInList(["append", "attend", "truncate", "reorder", "append"])
             count = {"append": 3, "attend": 4, "truncate": 1, "reorder": 1}[name]
