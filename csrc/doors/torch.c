@@ -236,6 +236,28 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
     return CA_OK;
 }
 
+/* A kernel takes CA_OPTIONAL_VIEWS arrays: int4 needs most of them. */
+static ca_status
+check_arrays_of_mods(const ca_torch_sdpa *call, ca_error *error)
+{
+    const ca_tensor *others[] = {&call->attn_mask,    &call->sinks,         &call->offsets,
+                                 &call->key_scale,    &call->value_scale,   &call->key_offset,
+                                 &call->value_offset, &call->blocks.entries};
+    int most = CA_OPTIONAL_VIEWS - 1 - (call->sequences != NULL); /* the numbers of mods */
+    int tables = 0;
+    for (size_t n = 0; n < sizeof others / sizeof others[0]; n++) {
+        most -= others[n]->data != NULL;
+    }
+    while (tables < CA_TABLES && call->mods->tables[tables].data != NULL) {
+        tables++;
+    }
+    return tables <= most ? CA_OK
+                          : ca_error_set(error, CA_ERROR_VALUE,
+                                         "the score_mod and mask_mod read %d arrays; expected at "
+                                         "most %d in such a call",
+                                         tables, most);
+}
+
 static ca_status
 check_mods(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *error)
 {
@@ -250,6 +272,7 @@ check_mods(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *
                             (long long)L, (long long)ca_tensor_size(&call->key, 2),
                             HIGHEST_POSITION));
     }
+    CA_TRY(check_arrays_of_mods(call, error));
     CA_TRY(check_positions(call, L, &first, &last, error));
     if (call->blocks.entries.data != NULL && L > 0) {
         CA_TRY(check_blocks(call, ndim, shape, first, last, error));

@@ -310,27 +310,6 @@ done:
     return status;
 }
 
-/* A kernel takes CA_OPTIONAL_VIEWS arrays: int4 needs most of them. */
-static ca_status
-check_arrays_of_mods(const ca_torch_sdpa *call, ca_error *error)
-{
-    const ca_tensor *others[] = {&call->key_scale, &call->value_scale, &call->key_offset,
-                                 &call->value_offset, &call->sinks};
-    int most = CA_OPTIONAL_VIEWS - 2; /* the sequences, the numbers of mods */
-    int tables = 0;
-    for (size_t n = 0; n < sizeof others / sizeof others[0]; n++) {
-        most -= others[n]->data != NULL;
-    }
-    for (; call->mods != NULL && tables < CA_TABLES && call->mods->tables[tables].data != NULL;
-         tables++) {
-    }
-    return tables <= most ? CA_OK
-                          : ca_error_set(error, CA_ERROR_VALUE,
-                                         "the score_mod and mask_mod read %d arrays; expected at "
-                                         "most %d in such a call",
-                                         tables, most);
-}
-
 ca_status
 ca_varlen_find(const ca_varlen *varlen, ca_torch_sdpa *call, ca_varlen_sequences *found,
                ca_error *error)
@@ -362,7 +341,6 @@ ca_varlen_find(const ca_varlen *varlen, ca_torch_sdpa *call, ca_varlen_sequences
             turn_factor(operand);
         }
     }
-    CA_TRY(check_arrays_of_mods(call, error));
     if (call->code == CA_KERNEL_INT4) { /* two in a byte */
         call->key.shape[2] = call->query.shape[2];
         call->value.shape[2] = varlen->value_size;

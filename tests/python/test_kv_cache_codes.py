@@ -195,3 +195,23 @@ def test_a_step_is_one_launch_for_keys_and_one_for_values(device):
         _core.launched()
         both.cache.append(key, value, counts)
         assert [name for name, *_ in _core.launched()] == ["pages_quantize"] * 2
+
+
+def test_arrays_that_a_score_mod_reads(device):
+    """A kernel takes eight: int4 needs four of them, the numbers of mods and a mask one each."""
+    both = of_codes(device, "int4", (9, 9))
+    query, mask = both.queries(2), np.ones((2, 9), bool)
+    tables = [np.full(HQ, 0.25, float32) for _ in range(4)]
+
+    def reads(count):
+        def score_mod(score, b, h, q_idx, kv_idx):
+            return score + sum(clattn.lookup(table, h) for table in tables[:count])
+
+        return score_mod
+
+    plain = both.cache.attend(query)
+    for options, most in (({}, 3), ({"attn_mask": mask}, 2)):
+        got = both.cache.attend(query, score_mod=reads(most), **options)
+        np.testing.assert_allclose(got, plain, atol=1e-6)
+        with pytest.raises(ValueError, match=rf"read {most + 1} arrays; expected at most {most}"):
+            both.cache.attend(query, score_mod=reads(most + 1), **options)
