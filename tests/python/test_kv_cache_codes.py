@@ -16,6 +16,7 @@ from support.data import draw
 from support.layouts import misaligned, negative_everywhere, sliced
 from support.loops import looped
 from support.tensors import settled
+from support.variants import force, takes_cpu_kernels
 
 E, EV = 37, 33  # a rest behind whole groups of int4, of one number
 EVERY_WORD = pytest.mark.parametrize("word", WORDS)
@@ -82,6 +83,17 @@ def test_many_rows(device, word):
     both = of_codes(device, word, (700, 300), E=64, EV=64, capacity=701, HQ=8)
     both.append(1).contents_agree().attend(1)
     both.attend(40)
+
+
+@pytest.mark.options
+@pytest.mark.parametrize("word", ["int8", "float8_e4m3fn", "int4"])
+def test_kernels(device, monkeypatch, word):
+    """Each that takes codes, for keys of a few blocks and a mask."""
+    for_cpus = ["cpu"] if word == "int4" else ["cpu", "decode_cpu"]
+    for kernel in ["reference", "tiled", *(for_cpus if takes_cpu_kernels(device) else [])]:
+        force(monkeypatch, kernel)
+        both = of_codes(device, word, (150, 77), E=64, EV=64, capacity=150)
+        both.attend(3, attn_mask=draw((3, 150)) > -0.5)
 
 
 @looped("word", WORDS)
