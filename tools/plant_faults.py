@@ -32,6 +32,7 @@ CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.
 BACKWARD = ("attention/test_backward.py",)
 FLEX_BACKWARD = ("attention/test_flex_backward.py",)
 PAGES = "python/test_paged_cache.py", "python/test_quantize.py"
+BATCHES = ("python/test_kv_cache_codes.py",)
 RAGGED = ("attention/test_ragged.py",)
 BYTES = "attention/test_bytes.py", "python/test_paged_attend.py"
 
@@ -222,14 +223,22 @@ FAULTS = [
           "own, row - entry * rows, part * COLUMNS, size", "own, row - entry * rows, 0, size",
           "reference", BACKWARD),
     Fault("rows of odd pages go to even ones", "pages/places.clh",
-          "(page * params->heads + head)", "((page & ~1) * params->heads + head)",
-          "pages", PAGES),
+          "(page * heads + head)", "((page & ~1) * heads + head)", "pages", PAGES),
     Fault("all heads are the first one", "pages/places.clh",
-          "vector->head = number - row * params->heads;", "vector->head = 0;", "pages", PAGES),
+          "vector->head = head - entry * heads;", "vector->head = 0;", "pages", PAGES),
+    Fault("sequences of a batch are the first one", "pages/places.clh",
+          "vector->from += entry * params->entry +", "vector->from +=", "pages", BATCHES),
+    Fault("padding is written", "pages/quantize.cl",
+          "if (vector.place < 0) {", "if (false) {", "pages", BATCHES),
+    Fault("rows that follow each other end a page late", "pages/places.clh",
+          "vector->left + 1);", "vector->left + 2);", "pages", PAGES),
+    Fault("keys of a batch have the scales of the first one", "attention/keys.clh",
+          "call->member + ca_offset(VIEW(params, role), batch, row, 0);",
+          "call->member + row * VIEW(params, role)->row;", "pages", BATCHES),
     Fault("a page is copied from the wrong row", "pages/places.clh",
-          "places[params->rows + row]", "places[params->rows + row / 2]", "pages", PAGES),
+          "places[params->rows + row]", "places[row]", "pages", PAGES),
     Fault("the last number of a vector is lost", "pages/copy.cl",
-          "c < params.size;", "c < params.size - 1;", "pages", PAGES),
+          "count * params.size);", "count * params.size - 1);", "pages", PAGES),
     Fault("a range lacks the negative numbers", "pages/quantize.cl",
           "MORE(-range.low, range.high)", "range.high", "pages", PAGES),
     Fault("tiny vectors have codes", "pages/quantize.cl",

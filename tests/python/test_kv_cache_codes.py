@@ -112,6 +112,14 @@ def test_one_append_or_many(device, word):
     assert found[0] == found[1] == found[2]
 
 
+@looped("dtype", [float16, "int8", "int4"], ids=str)
+def test_full_sequences(device, dtype):
+    """Their places follow each other from one sequence to the next; their rows do not."""
+    both = pair(device, capacity=70, E=64, EV=64, B=3, dtype=dtype)
+    both.append(70).contents_agree()
+    both.copy().contents_agree().reorder([1, 2, 0]).contents_agree()
+
+
 @looped("word", ["int8", "int4"])
 @looped("of", [sliced, negative_everywhere, misaligned,
                lambda a: a.swapaxes(1, 2).copy().swapaxes(1, 2),

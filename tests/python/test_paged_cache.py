@@ -138,12 +138,18 @@ def test_many_rows(device, page_size, dtype):
     """More than the host copies, in pages of any size."""
     both = PagedPair(device, -(-700 // page_size) + 2, page_size, dtype, E=64, EV=64)
     first, second = both.open(2)
-    both.append([first, second], [699, 1], given_of(device))
+    both.append([first, second], [699, 1], heads_first(device))
     both.append([first], [1])
+    both.truncate(first, 0).append([first], [690], given_of(device))
 
 
 def given_of(device):
     return lambda array: clattn.tensor(array, device=device)
+
+
+def heads_first(device):
+    """Rows of a head lie behind each other, as in a page."""
+    return lambda a: clattn.tensor(a.swapaxes(0, 1).copy(), device=device).transpose(1, 0, 2)
 
 
 def test_the_host_array_may_change_at_once(device):
