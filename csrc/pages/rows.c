@@ -2,6 +2,7 @@
 #include "pages/rows.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "opencl/apart.h"
@@ -275,7 +276,8 @@ plan_rows(const ca_device_info *info, const ca_rows *rows, rows_plan *plan)
                    .head = from->strides[1],
                    .row = from->strides[2],
                    .column = from->strides[3],
-                   .page_size = to->pages.shape[2]},
+                   .page_size = to->pages.shape[2],
+                   .heads_adjoin = llabs(from->strides[1]) < llabs(from->strides[2])},
         .codes = to->codes,
         .dtype = from->dtype,
         .bytes = count * from->shape[1] * from->shape[3] * width,

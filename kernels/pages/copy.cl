@@ -51,8 +51,8 @@ pages_copy(__global const element *from, __global element *to, __global const ca
     vector_walk walk;
     start_walk(&walk, &params);
     const bool alone = across == 1 && params.column == 1;
-    const bool adjoin =
-        alone && walk.step == 1 && (params.source_size != 0 || params.row == params.size);
+    const bool adjoin = alone && walk.step == 1 && params.heads_adjoin == 0 &&
+                        (params.source_size != 0 || params.row == params.size);
     ca_int64 count; /* vectors that lie behind each other, in both memories */
     PLAIN_FOR (ca_int64 number = walk.first; number < walk.end; number += count * walk.step) {
         vector_place vector;

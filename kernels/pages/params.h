@@ -20,14 +20,14 @@ typedef struct {
     ca_int64 head;
     ca_int64 row;
     ca_int64 column;
-    ca_int64 page_size; /* rows of a page */
-    ca_int64
-        source_size; /* 0, or rows are read from pages of this size: their places follow these */
-    ca_int64 tile;   /* vectors of a work-group */
-    ca_int64 across; /* neighbouring work-items that share a vector */
+    ca_int64 page_size;    /* rows of a page */
+    ca_int64 source_size;  /* of pages that rows are read from: their places follow these; or 0 */
+    ca_int64 heads_adjoin; /* 1: the heads of a row follow each other, else the rows of a head */
+    ca_int64 tile;         /* vectors of a work-group */
+    ca_int64 across;       /* neighbouring work-items that share a vector */
 } ca_pages_params;
 
-#define CA_PAGES_PARAMS_SIZE 112
+#define CA_PAGES_PARAMS_SIZE 120
 
 /* Row r of all entries is written to place[r]: to row place % page_size of page place / page_size. A row whose
    place is below 0 is not written. */
