@@ -75,66 +75,52 @@ take(ca_py_lock *lock, const char *name, const char *what)
     return taken < 0 ? -1 : 0;
 }
 
-/* Looks for readers that the change has to wait for. Returns how many there are; *own becomes true if one of them
-   is of this thread. */
+/* Looks for readers that the change of this thread has to wait for, and notes the change. Returns how many there
+   are; *own becomes true if one of them is of this thread. */
 static int
 find_readers(ca_py_lock *lock, ca_py_change change, bool *own)
 {
+    const unsigned long thread = PyThread_get_thread_ident();
     int found = 0;
-    ca_mutex_lock(&lock->guard);
-    for (int n = 0; n < lock->count; n++) {
-        const ca_py_reader *reader = &lock->readers[n];
-        if (change == CA_PY_OVERWRITES || reader->time < lock->forgotten) {
-            *own = *own || reader->thread == PyThread_get_thread_ident();
-            found++;
-        }
-    }
-    (void)PyThread_acquire_lock(lock->gone, NOWAIT_LOCK); /* from a reader that came too late */
-    lock->waits = found > 0 && !*own;
-    ca_mutex_unlock(&lock->guard);
-    return found;
-}
-
-/* Waits for readers. One change at a time does. */
-static int
-wait_for_readers(ca_py_lock *lock, ca_py_change change, const char *name)
-{
-    bool own = false;
-    const bool writes = change == CA_PY_GROWS || change == CA_PY_OVERWRITES;
-    while (writes && find_readers(lock, change, &own) > 0) {
-        if (own) {
-            return refuse(name, "change", "reading");
-        }
-        if (wait_for(lock->gone) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static void
-set_changer(ca_py_lock *lock, unsigned long thread, ca_py_change change)
-{
     ca_mutex_lock(&lock->guard);
     lock->changer = thread;
     lock->change = change;
-    lock->waits = false;
+    for (int n = 0; n < lock->count; n++) {
+        const ca_py_reader *reader = &lock->readers[n];
+        if (change == CA_PY_OVERWRITES ||
+            (change == CA_PY_GROWS && reader->time < lock->forgotten)) {
+            *own = *own || reader->thread == thread;
+            found++;
+        }
+    }
+    lock->waits = found > 0 && !*own;
+    if (lock->waits) { /* `gone` may be free, by a reader that came too late */
+        (void)PyThread_acquire_lock(lock->gone, NOWAIT_LOCK);
+    }
     ca_mutex_unlock(&lock->guard);
+    return found;
 }
 
 int
 ca_py_lock_change(ca_py_lock *lock, ca_py_change change, const char *name)
 {
+    bool own = false;
+    int waited = 0;
     if (take(lock, name, "change") < 0) {
         return -1;
     }
-    set_changer(lock, PyThread_get_thread_ident(), change);
-    if (wait_for_readers(lock, change, name) < 0) {
-        set_changer(lock, 0, CA_PY_GROWS);
-        PyThread_release_lock(lock->changing);
-        return -1;
+    while (waited >= 0 && find_readers(lock, change, &own) > 0) {
+        waited = own ? refuse(name, "change", "reading") : wait_for(lock->gone);
     }
-    return 0;
+    if (waited >= 0) {
+        return 0;
+    }
+    ca_mutex_lock(&lock->guard);
+    lock->changer = 0;
+    lock->waits = false;
+    ca_mutex_unlock(&lock->guard);
+    PyThread_release_lock(lock->changing);
+    return -1;
 }
 
 void
