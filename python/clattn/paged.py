@@ -326,13 +326,14 @@ class PagedKVCache(Cache):
         rows = self._rows_of(query)
         counts = counts_of(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
         mods = None if score_mod is None else trace_mods(score_mod, None, query)
+        causal = isinstance(is_causal, bool | np.bool_) and bool(is_causal)
         with self._state.hold("reads", "PagedKVCache.attend"):
             table, lengths = self._snapshot(listed)
             return _core.varlen_attn(
                 query,
                 self._state.key,
                 self._state.value,
-                is_causal="lower_right" if is_causal else False,
+                is_causal="lower_right" if causal else is_causal,
                 scale=scale,
                 enable_gqa=True,
                 window=window,

@@ -178,6 +178,9 @@ def test_what_is_refused(device):
         attend(query, [one, other], [0, 2])
     with pytest.raises(ValueError, match="query has 3 heads; expected a multiple of key's 2"):
         attend(query[:, :3], [one, other])
+    for causal in (1, "upper", None):
+        with pytest.raises((TypeError, ValueError), match="is_causal"):
+            attend(query, [one, other], is_causal=causal)
     pair.close(other)
     with pytest.raises(ValueError, match=r"sequences\[1\] is closed"):
         attend(query, [one, other])
