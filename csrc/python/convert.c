@@ -150,12 +150,14 @@ ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
         return 0;
     }
     const bool is_float = ca_dtype_is_float(dtype);
+    const bool is_code = dtype == CA_INT8 || dtype == CA_UINT8;
     return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s%s", name,
                        ca_dtype_name(dtype), rules[dtypes].text,
                        is_float                             ? ""
                        : dtypes == CA_TAKES_BOOL_AND_FLOATS ? "; of 0 and 1, give mask != 0"
-                       : dtypes == CA_TAKES_FLOATS          ? "; convert it to float32"
-                                                            : "");
+                       : dtypes != CA_TAKES_FLOATS          ? ""
+                       : is_code ? "; convert it to float32, codes of a cache by clattn.dequantize"
+                                 : "; convert it to float32");
 }
 
 int

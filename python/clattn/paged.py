@@ -326,14 +326,15 @@ class PagedKVCache(Cache):
         rows = self._rows_of(query)
         counts = counts_of(cu_seq_q, "cu_seq_q", len(listed), rows, "query")
         mods = None if score_mod is None else trace_mods(score_mod, None, query)
-        causal = isinstance(is_causal, bool | np.bool_) and bool(is_causal)
+        if not isinstance(is_causal, bool | np.bool_):
+            raise TypeError(f"is_causal is {is_causal!r:.80}; expected True or False")
         with self._state.hold("reads", "PagedKVCache.attend"):
             table, lengths = self._snapshot(listed)
             return _core.varlen_attn(
                 query,
                 self._state.key,
                 self._state.value,
-                is_causal="lower_right" if causal else is_causal,
+                is_causal="lower_right" if is_causal else False,
                 scale=scale,
                 enable_gqa=True,
                 window=window,
@@ -361,7 +362,8 @@ class PagedKVCache(Cache):
         if not isinstance(self.dtype, str) and name in FLOATS and name != self.dtype.name:
             raise TypeError(f"query has dtype {name}; expected {self.dtype}, that of the cache")
         shape = tuple(getattr(query, "shape", ()))
-        if len(shape) != 3 or shape[2] != self.head_size:
+        fits = len(shape) == 3 and shape[1] % self.num_kv_heads == 0
+        if not fits or shape[2] != self.head_size:
             raise ValueError(
                 f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple "
                 f"of the cache's {self.num_kv_heads} heads"
@@ -451,7 +453,10 @@ class PagedKVCache(Cache):
         TypeError, ValueError
             No open sequence of this cache.
         """
-        return int(self._snapshot(self._listed([sequence]))[1][0])
+        sequence = self._check(sequence, "sequence")
+        with self._guard:
+            self._pages.check(sequence, "sequence")
+            return int(self._pages.table([sequence])[1][0])
 
     def block_table(self, sequences: PagedSequence | Sequence[PagedSequence]) -> np.ndarray:
         """Return the pages of sequences, as `clattn.varlen_attn` takes them.

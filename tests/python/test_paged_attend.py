@@ -176,10 +176,10 @@ def test_what_is_refused(device):
         attend(query, [one, other, one])
     with pytest.raises(ValueError, match="cu_seq_q has shape"):
         attend(query, [one, other], [0, 2])
-    with pytest.raises(ValueError, match="query has 3 heads; expected a multiple of key's 2"):
+    with pytest.raises(ValueError, match=r"query has shape \(2, 3, 37\); expected .* multiple of"):
         attend(query[:, :3], [one, other])
-    for causal in (1, "upper", None):
-        with pytest.raises((TypeError, ValueError), match="is_causal"):
+    for causal in (1, "lower_right", None):
+        with pytest.raises(TypeError, match="is_causal is .*; expected True or False"):
             attend(query, [one, other], is_causal=causal)
     pair.close(other)
     with pytest.raises(ValueError, match=r"sequences\[1\] is closed"):
