@@ -179,7 +179,7 @@ def test_what_is_refused(device):
     with pytest.raises(ValueError, match=r"query has shape \(2, 3, 37\); expected .* multiple of"):
         attend(query[:, :3], [one, other])
     for causal in (1, "lower_right", None):
-        with pytest.raises(TypeError, match="is_causal is .*; expected True or False"):
+        with pytest.raises(TypeError, match=r"is_causal is .*; expected True or False"):
             attend(query, [one, other], is_causal=causal)
     pair.close(other)
     with pytest.raises(ValueError, match=r"sequences\[1\] is closed"):
