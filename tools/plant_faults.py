@@ -225,7 +225,7 @@ FAULTS = [
     Fault("rows of odd pages go to even ones", "pages/places.clh",
           "(page * heads + head)", "((page & ~1) * heads + head)", "pages", PAGES),
     Fault("all heads are the first one", "pages/places.clh",
-          "vector->head = adjoin ? in_line :", "vector->head = adjoin ? 0 :", "pages", PAGES),
+          "vector->head = adjoin ? inner_index :", "vector->head = adjoin ? 0 :", "pages", PAGES),
     Fault("sequences of a batch are the first one", "pages/places.clh",
           "vector->from += entry * params->entry +", "vector->from +=", "pages", BATCHES),
     Fault("padding is written", "pages/quantize.cl",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The caches of keys and values. What both have: pages (num_pages, Hk, page_size, …), and rows that are written
- * to them. What clattn.KVCache has beside it: sequence b is page b, and has filled its first positions.
+ * The caches of keys and values, clattn.KVCache and clattn.PagedKVCache. Both write rows to pages
+ * (num_pages, Hk, page_size, …). In a KVCache sequence b has page b, and its positions are the page's first rows.
  */
 #ifndef CLATTN_DOORS_CACHE_H
 #define CLATTN_DOORS_CACHE_H
@@ -80,20 +80,21 @@ typedef struct {
 ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *error);
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
-/* Sequence b becomes what sequence indices[b] was. The rows are copied before `done`, which writes the B new
-   lengths to `lengths`; `before` are the old ones, in other memory. */
+/* Make sequence b what sequence indices[b] was. The caller copies the rows between check and `done`. `done` reads
+   the B old lengths from `before` and writes the new ones to `lengths`, which is other memory. */
 ca_status ca_cache_reorder_check(const ca_cache *cache, const int64_t *indices, int64_t count,
                                  ca_error *error);
 void ca_cache_reorder_done(ca_cache *cache, const int64_t *indices, const int64_t *before,
                            int64_t *lengths);
 
-/* Write how the rows go from sequence indices[b] to sequence b, for each b, by way of a room of pages that
-   `room` rows fit: ca_rows_copy's moves to the room and, behind them, those from there. Sequences that stay
-   are left out. Returns the number of rows that move. With moves NULL only counts them. */
+/* Write the moves of a reorder, for ca_rows_copy. Rows first move to spare pages of `room` rows each, then from
+   there to their sequences; `moves` gets the moves to the spare pages, then those from them. Sequences that keep
+   their place have none. Returns how many rows move. With moves NULL it only counts them. */
 int64_t ca_cache_reorder_moves(const ca_cache *cache, const int64_t *indices, int64_t room,
                                int64_t *moves);
 
-/* Write ca_rows_copy's moves of all rows to pages of the same size. Returns their number, or only counts them. */
+/* Write the moves of all rows to another cache of the same sizes, for ca_rows_copy. Returns how many rows move. With
+   moves NULL it only counts them. */
 int64_t ca_cache_copy_moves(const ca_cache *cache, int64_t *moves);
 
 /* The queries are the last positions: row i of sequence b stands at position

@@ -36,13 +36,14 @@ typedef struct {
     const char *call;
 } ca_rows;
 
-/* Write the rows for the function `call`. No two places of rows are equal, and `from` shares no memory with
-   pages. Elements that become no codes have the dtype of the pages. Waits only where ca_launch_run would. */
+/* Write the rows. Their places differ, and `from` shares no memory with the pages. If the pages hold elements, not
+   codes, `from` has their dtype. The function waits only where ca_launch_run waits. `call` is the function that the
+   user called, for messages. */
 ca_status ca_rows_write(ca_device *device, const ca_rows *rows, ca_error *error);
 
-/* Copy rows between pages for the function `call`: the row at place moves[count + n] of `from` to moves[n] of
-   `to`. The two have the same heads, columns and dtype, and may be the same pages: then nothing is copied from
-   a row to which something is copied. Waits as ca_rows_write. */
+/* Copy `count` rows between pages: the row at place moves[count + n] of `from` to place moves[n] of `to`. The two
+   have the same heads, columns and dtype. They may be the same pages, if no row is both read and written. The
+   function waits as ca_rows_write does, and `call` is as there. */
 ca_status ca_rows_copy(ca_device *device, const ca_tensor *from, const ca_tensor *to,
                        const int64_t *moves, int64_t count, const char *call, ca_error *error);
 

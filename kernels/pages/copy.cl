@@ -2,7 +2,8 @@
  *
  * Copies vectors to their places in pages, bit for bit:
  *
- *     to[place[r], head] = from[r, head]      or from[source[r], head], of other pages
+ *     to[place[r], head] = from[r, head]          where new rows are read
+ *     to[place[r], head] = from[source[r], head]  where pages are read
  *
  * Elements are only moved, so their width stands for their dtype. Where vectors are whole 16 bytes, at
  * multiples of 16 bytes, an element is 16 bytes.
@@ -26,7 +27,7 @@ typedef ulong element;
 typedef uint4 element;
 #endif
 
-/* Elements that a work-item moves at a time. */
+/* A work-item moves 64 bytes at a time, which are so many elements. */
 #define TOGETHER (64 / WIDTH)
 typedef ulong8 chunk __attribute__((aligned(WIDTH)));
 

@@ -11,17 +11,18 @@
 
 typedef struct {
     ca_int64 first_group; /* that this launch runs: it counts its groups from 0 */
-    ca_int64 entries;     /* of a batch, */
+    ca_int64 entries;     /* of the batch that is read */
     ca_int64 heads;
-    ca_int64 rows;   /* and rows of an entry. A row is a vector of each head */
+    ca_int64 rows;   /* of an entry. A row has a vector for each head */
     ca_int64 size;   /* elements of a vector that is read */
     ca_int64 offset; /* of the first vector that is read, and its strides */
     ca_int64 entry;
     ca_int64 head;
     ca_int64 row;
     ca_int64 column;
-    ca_int64 page_size;    /* rows of a page */
-    ca_int64 source_size;  /* of pages that rows are read from: their places follow these; or 0 */
+    ca_int64 page_size; /* rows of a page */
+    ca_int64
+        source_size; /* rows of a page that is read, whose places follow the others; 0: none is */
     ca_int64 heads_adjoin; /* 1: the heads of a row follow each other, else the rows of a head */
     ca_int64 tile;         /* vectors of a work-group */
     ca_int64 across;       /* neighbouring work-items that share a vector */
@@ -29,8 +30,8 @@ typedef struct {
 
 #define CA_PAGES_PARAMS_SIZE 120
 
-/* Row r of all entries is written to place[r]: to row place % page_size of page place / page_size. A row whose
-   place is below 0 is not written. */
+/* Kernels write row r, counted over all entries, to row place[r] % page_size of page place[r] / page_size. They do
+   not write a row whose place is below 0. */
 
 /* -DCODES: what becomes of the elements. */
 #define CA_CODES_NONE   0 /* their bits are kept */
