@@ -361,12 +361,12 @@ class PagedKVCache(Cache):
         name = str(getattr(query, "dtype", "")).removeprefix("torch.")
         if not isinstance(self.dtype, str) and name in FLOATS and name != self.dtype.name:
             raise TypeError(f"query has dtype {name}; expected {self.dtype}, that of the cache")
-        shape = tuple(getattr(query, "shape", ()))
+        shape = [int(size) for size in getattr(query, "shape", ())]
         fits = len(shape) == 3 and shape[1] % self.num_kv_heads == 0
         if not fits or shape[2] != self.head_size:
             raise ValueError(
-                f"query has shape {shape}; expected (total, Hq, {self.head_size}), Hq a multiple "
-                f"of the cache's {self.num_kv_heads} heads"
+                f"query has shape {tuple(shape)}; expected (total, Hq, {self.head_size}), Hq a "
+                f"multiple of the cache's {self.num_kv_heads} heads"
             )
         return int(shape[0])
 
