@@ -164,7 +164,7 @@ def test_packages_are_added_to_those_installed(tool, tmp_path):
     put(tmp_path, "a/bin/a", "a/a/__init__.py", "a/a/old.py", "b/bin/b", "b/b.py")
     put(tmp_path, "new/bin/a", "new/a/__init__.py", text="new")
     for name in ("a", "b", "new"):
-        tool.steps.Check._merge(check, tmp_path / name)
+        tool.check.Check._merge(check, tmp_path / name)
     files = {str(f.relative_to(check.site)): f.read_text() for f in check.site.rglob("*.*")}
     assert files == {"a/__init__.py": "new", "b.py": ""}
     assert {f.name: f.read_text() for f in (check.site / "bin").iterdir()} == {"a": "new", "b": ""}
@@ -420,7 +420,7 @@ def test_what_is_brought_back(stand_ins, tmp_path):
 
 
 def test_all_that_is_brought_back_is_eight_files(tool, places):
-    check = tool.steps.Check(tool.main.parse(places))
+    check = tool.check.Check(tool.main.parse(places))
     assert len(check.brought) + len(("report.md", "results.json")) <= 8
 
 
@@ -439,17 +439,18 @@ def stub_check(tool, tmp_path, commands, bench=""):
     options = SimpleNamespace(bench=bench, device="gpu", limit=60, steps=None)
     check = SimpleNamespace(
         kept=tmp_path / "kept", options=options, device={"type": "gpu"}, python="python",
-        env={"XDG_CACHE_HOME": str(tmp_path)}, left=lambda: 60.0, lacks=lambda wanted: [],
+        env={"XDG_CACHE_HOME": str(tmp_path)}, left=lambda: 60.0, why_not=lambda wanted: "",
+        folder=tmp_path,
         begin=lambda name, file: tmp_path / "kept" / file,
     )  # fmt: skip
-    check.run = lambda name, command, seconds, **more: commands(list(map(str, command)))
+    check.run = lambda name, command, seconds, **more: commands(list(map(str, command)), **more)
     check.run_watched = lambda name, command, file, seconds: commands(list(map(str, command)))
     return check
 
 
 def test_a_row_that_ends_the_process_costs_one_row(tool, tmp_path):
     """The rows behind it are measured by another process. A later call has nothing left to do."""
-    rows, calls = tool.steps.KEY_ROWS, []
+    rows, calls = tool.speed.KEY_ROWS, []
 
     def bench(command):
         asked = command[command.index("--rows") + 1 :]
@@ -461,11 +462,11 @@ def test_a_row_that_ends_the_process_costs_one_row(tool, tmp_path):
         return tool.running.Done(-11 if done != asked else 0, "a fault", 1.0, False)
 
     check = stub_check(tool, tmp_path, bench)
-    result = tool.steps.check_bench(check)
+    result = tool.speed.check_bench(check)
     assert calls == [list(rows), list(rows[3:])]
     assert result.summary == f"5 rows, wrong or failed: {rows[2]}"
     assert result.is_fine is False and f"{rows[2]}: ended by SIGSEGV" in result.unmeasured
-    assert tool.steps.rows_left(tmp_path / "kept/bench.json", {}) == [rows[2]]
+    assert tool.speed.rows_left(tmp_path / "kept/bench.json", {}) == [rows[2]]
 
 
 def test_the_tuner_where_there_is_one(tool, tmp_path):
@@ -475,15 +476,44 @@ def test_the_tuner_where_there_is_one(tool, tmp_path):
             put(tmp_path, "clattn/_host/tuned/a.json", text='{"MT": 2}')
         return tool.running.Done(0, "a table", 1.0, False)
 
-    result = tool.steps.check_tune(stub_check(tool, tmp_path, tune))
+    result = tool.speed.check_tune(stub_check(tool, tmp_path, tune))
     assert result.is_fine and "a table" in result.body
     assert json.loads((tmp_path / "kept/tuned.json").read_text()) == {"a.json": {"MT": 2}}
     (tmp_path / "no").mkdir()
     refuses = stub_check(
         tool, tmp_path / "no", lambda command: tool.running.Done(2, "", 1.0, False)
     )
-    result = tool.steps.check_tune(refuses)
+    result = tool.speed.check_tune(refuses)
     assert (result.is_fine, result.summary) == (None, "this clattn has no command tune")
+
+
+def test_first_calls_in_processes_that_share_caches(tool, tmp_path):
+    """The folders stay the same; only the last two processes use the driver's cache."""
+    seen = []
+
+    def call(command, CUDA_CACHE_DISABLE="0", **folders):
+        seen.append((CUDA_CACHE_DISABLE, *folders.values()))
+        said = json.dumps({"device": 1.5, "mma float16 causal": 0.4 / len(seen)})
+        return tool.running.Done(0, f"a warning\n{said}\n", 1.0, False)
+
+    result = tool.speed.check_first_calls(stub_check(tool, tmp_path, call))
+    assert result.is_fine and result.unmeasured == []
+    assert "| device | 1500 | 1500 | 1500 |" in result.body
+    assert "| mma float16 causal | 400 | 200 | 100 |" in result.body  # the third is not reported
+    assert [disabled for disabled, *_ in seen] == ["1", "1", "0", "0"]
+    assert {tuple(folders) for _, *folders in seen} == {(tmp_path / "first_calls",) * 3}
+
+
+def test_a_first_call_that_fails(tool, tmp_path):
+    seen = []
+
+    def call(command, **variables):
+        seen.append(command)
+        return tool.running.Done(len(seen) - 1, '{"device": 1.5}\n', 1.0, False)
+
+    result = tool.speed.check_first_calls(stub_check(tool, tmp_path, call))
+    assert (result.is_fine, result.summary) == (False, "1 of 4 processes")
+    assert "| device | 1500 |  |  |" in result.body and "exit status 1" in result.body
 
 
 def bench_row(name, **more):

@@ -58,7 +58,7 @@ def test_a_fault_costs_one_item(tool, tmp_path, monkeypatch):
     assert (lines["a"]["says"], lines["skip"]["says"]) == ("said a", "not here")
     tool.items.supervise(file, [*names, "g"], start, 1, lambda: 60)
     assert started[4:] == [["g"]]
-    result = tool.steps.describe_items("work", lines, [*names, "h"])
+    result = tool.check.describe_items("work", lines, [*names, "h"])
     assert result.summary == "2 passed, 3 failed, 1 left out; no time for 1"
     assert result.is_fine is False and result.unmeasured == ["work, h: no time"]
 
@@ -99,26 +99,26 @@ def test_steps_run_by_the_driver_for_cuda(tool, tmp_path, monkeypatch, problem):
     def environment(folder, cuda):
         assert (folder / "programs" / "one.ptx").read_text() == "PTX"
         if problem:
-            raise tool.steps.cuda_machine.MissingError(problem)
+            raise tool.check.cuda_machine.MissingError(problem)
         return {"LD_LIBRARY_PATH": str(folder), "CLATTN_CUDA_LIBRARY": cuda}
 
     put(tmp_path, "carried/cuda/programs/one.ptx", text="PTX")
     monkeypatch.setattr(tool.drivers, "find_cuda", lambda: tmp_path / CUDA)
-    monkeypatch.setattr(tool.steps.cuda_machine, "environment", environment)
+    monkeypatch.setattr(tool.check.cuda_machine, "environment", environment)
     places = ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
-    check = tool.steps.Check(tool.main.parse([*places, "--device", "gpu"]))
+    check = tool.check.Check(tool.main.parse([*places, "--device", "gpu"]))
     said = dict(tool.steps.machine.describe(check))["CUDA driver"]
     assert said.startswith(str(tmp_path / CUDA))
     assert said.endswith(problem or "by tools/cuda_machine.py")
     assert (check.env.get("CLATTN_CUDA_LIBRARY") == str(tmp_path / CUDA)) == (not problem)
-    check = tool.steps.Check(tool.main.parse([*places, "--device", "cpu"]))
+    check = tool.check.Check(tool.main.parse([*places, "--device", "cpu"]))
     assert not check.cuda_says
 
 
 def test_variants_that_failed_are_left_out_of_what_follows(tool, tmp_path, monkeypatch):
     monkeypatch.delenv("CLATTN_KERNEL", raising=False)
     places = ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
-    check = tool.steps.Check(tool.main.parse(places))
+    check = tool.check.Check(tool.main.parse(places))
     assert "CLATTN_KERNEL" not in check.environment()
     for name, kind in (("mma float16 mask", "failed"), ("tiled float32 mask", "passed"),
                        ("mma float16 causal", "passed"), ("pairs a b", "failed")):  # fmt: skip

@@ -21,7 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpu_check import items, needs, running, tables
-from gpu_check.steps import KEY_ROWS, REST, STEPS, Check, Result
+from gpu_check.check import Check, Result
+from gpu_check.speed import KEY_ROWS
+from gpu_check.steps import REST, STEPS
 
 BUILD = needs.ROOT / "build"
 GRACE = 8  # seconds that a step has for its own summary
