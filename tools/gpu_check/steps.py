@@ -193,8 +193,8 @@ def check_ptx(check):
     return Result("ptx", first == "exit status 0", f"{place}: {first}", tables.as_code(said))
 
 
-# What is worth most comes first. The weights are seconds of a call of 570 s on an H200, and each step
-# has its share of the time. A second call runs the tests that are left.
+# What is worth most comes first. The weights are seconds of a call of 570 s on an H200; each step has
+# a share of the time. A second call runs the tests that are left.
 STEPS = {
     "devices": (check_devices, 5),
     "build": (check_build, 50),

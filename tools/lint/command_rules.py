@@ -28,8 +28,8 @@ DEBIAN = {
     "python3-venv", "qemu-user-static", "valgrind",
 }  # fmt: skip
 PYPI = {
-    "atheris", "auditwheel", "build", "cibuildwheel", "cmake", "ninja", "scikit-build-core",
-    "setuptools-scm", "torch", "twine", "ziglang",
+    "atheris", "auditwheel", "build", "cibuildwheel", "cmake", "jupyterlab", "ninja",
+    "scikit-build-core", "setuptools-scm", "torch", "twine", "ziglang",
 }  # fmt: skip
 
 INSTALLED = re.compile(r"pip install(?: -\S+)* [\"']?(clattn|\.)(?=[\[\"'\s`,;:]|$)", re.MULTILINE)
