@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Steps that measure: the benchmark, first calls, the tuner and a profile."""
+"""Steps that measure: the benchmark, experiments, first calls, the tuner and a profile."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from gpu_check import first_calls, needs, running, tables
-from gpu_check.check import Result, wrong_variants
+from gpu_check.check import Result, describe_items, wrong_variants
 
 # The rows that say most, of `bench --gpu`.
 KEY_ROWS = ("f16-E128", "f16-E128-causal", "bf16-E128", "f16-E64", "decode-f16-gqa", "f32-E64")
@@ -79,6 +79,22 @@ def summarise_bench(file, done, lost):
     if done.is_late or done.status not in (0, 1):
         unmeasured.append(f"the rows after {rows[-1]['name']}: {done.ended()}")
     return Result("bench", done.is_fine and not bad, summary, "\n\n".join(body), unmeasured)
+
+
+def check_experiments(check):
+    """Run kernels that may become clattn's, beside what was predicted of them."""
+    if why := check.why_not({"numpy": needs.BUILD["numpy"]}):
+        return Result("experiments", False, why, unmeasured=[f"experiments: {why}"])
+    command = [check.python, "-m", "gpu_check.experiments"]
+    asked = check.run("experiments-list", [*command, "--list"], 60)
+    if not asked.is_fine:
+        return Result("experiments", False, asked.ended(), tables.as_code(asked.tail()))
+    listed = {row["name"]: row for row in json.loads(asked.said.splitlines()[-1])}
+    command += ["--device", check.options.device, "--carried", check.carried]
+    lines = check.run_items("experiments", command, list(listed), 90)
+    result = describe_items("experiments", lines, list(listed))
+    result.body = f"{tables.describe_experiments(listed, lines)}\n\n{result.body}"
+    return result
 
 
 def check_first_calls(check):

@@ -193,13 +193,14 @@ def check_ptx(check):
     return Result("ptx", first == "exit status 0", f"{place}: {first}", tables.as_code(said))
 
 
-# What is worth most comes first. The weights are seconds of a call of 570 s on an H200; each step has
-# a share of the time. A second call runs the tests that are left.
+# What is worth most comes first. The weights are seconds, of 570 on an H200. Each step has its
+# share of the time. A second call runs the tests that are left.
 STEPS = {
     "devices": (check_devices, 5),
     "build": (check_build, 50),
     "smoke": (check_smoke, 50),
     "bench": (speed.check_bench, 150),
+    "experiments": (speed.check_experiments, 80),
     "first_calls": (speed.check_first_calls, 25),
     "tests": (check_tests, 120),
     "programs": (check_programs, 30),

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from machine_code.common import CLANGS, ROOT, find_library, run
+from machine_code.common import CLANGS, ROOT, CheckError, find_library, run
 from machine_code.table import RETARGETED, with_macros
 
 SHIM = Path(__file__).with_name("ptx_shim.h")
@@ -109,6 +109,8 @@ def assemble(programs, ptx, architecture, left_out):
     """Numbers of one row. `left_out` is what `shrink` has returned."""
     cubin = ptx.with_suffix(f".{architecture}.cubin")
     said = run(programs[2], f"-arch={architecture}", "-v", ptx, "-o", cubin)
+    if lost := re.search(r".*Potential Performance Loss.*", said):
+        raise CheckError(lost[0])  # products of groups that wait for each other, for one
     stack, stores, loads = map(
         int, re.search(r"(\d+) bytes stack.*?(\d+) bytes spill stores, (\d+)", said).groups()
     )

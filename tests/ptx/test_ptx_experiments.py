@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""The experiments of tools/gpu_check as PTX: values by the interpreter, registers by ptxas."""
+
+import pytest
+from machine_code import nvidia
+from support.interpreted import Interpreted, tool
+from support.ptx_device import programs_or_skip
+
+EXPERIMENTS = tool.experiments.EXPERIMENTS
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return programs_or_skip()
+
+
+def compare(programs, name, edit=None):
+    """Compare an experiment's values, with an edit of its PTX."""
+    experiment = EXPERIMENTS[name]
+    context = Interpreted(programs, edit)
+    text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
+    return experiment.values(context, tool.experiment.by_driver(context, experiment, text))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_values(programs, name):
+    assert compare(programs, name)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_machine_code(programs, name):
+    """No registers are spilled, and products run while the group does other work."""
+    if programs[2] is None:
+        pytest.skip("there is no ptxas")
+    experiment = EXPERIMENTS[name]
+    kernel = tool.opencl.ROOT / experiment.source()
+    (row,) = nvidia.compile_row(programs, kernel, experiment.options().split(), ["sm_90a"])
+    assert row["spilled"] == row["scratch"] == 0
+    assert row["HGMMA"] > 0
+
+
+@pytest.mark.parametrize(("name", "old", "new", "says"), [
+    ("products of groups", "fence.proxy.async", "wgmma.fence.sync.aligned; //", "not shown"),
+    ("products of groups", "wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 1",
+     "sums are wrong"),
+])  # fmt: skip
+def test_faults(programs, name, old, new, says):
+    with pytest.raises(tool.opencl.Error, match=says):
+        compare(programs, name, (old, new))
