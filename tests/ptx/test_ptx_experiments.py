@@ -43,6 +43,8 @@ def test_machine_code(programs, name):
     ("products of groups", "fence.proxy.async", "wgmma.fence.sync.aligned; //", "not shown"),
     ("products of groups", "wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 1",
      "sums are wrong"),
+    ("float32 by halves, E = 64", ", -8192;", ", -1;", "numbers are wrong"),  # no low halves
+    ("float32 by halves, E = 64", "mul.rn.f16x2", "and.b32", "numbers are wrong"),
 ])  # fmt: skip
 def test_faults(programs, name, old, new, says):
     with pytest.raises(tool.opencl.Error, match=says):

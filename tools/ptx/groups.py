@@ -4,7 +4,8 @@
 A product runs until a warp waits for its set of products. Only then do the registers get its sums.
 The machine refuses a product of bytes that no fence has shown to products. While a product runs,
 the machine refuses a write to the local memory that the product reads, and a write to a register
-that holds its left matrix.
+that holds its left matrix. A sum is exact and then cut off, as on an H100, where it also loses what
+is below 2^-25 of its largest term (Xie et al., MMA-Sim, 2025).
 
 A matrix in local memory consists of panels. A row of a panel has 8 chunks of 16 bytes. Chunk c of
 row r lies at place c ^ r % 8.
@@ -45,6 +46,14 @@ class Panels:
         return place ^ (place >> 7 & 7) << 4
 
 
+def cut_off(sums):
+    """Turns doubles into floats as the unit does: towards zero."""
+    floats = sums.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        beyond = np.abs(floats.astype(np.float64)) > np.abs(sums)
+    return np.where(beyond, np.nextafter(floats, np.float32(0)), floats)
+
+
 class Product:
     """A product that runs, of one group."""
 
@@ -63,7 +72,7 @@ class Product:
             column = 8 * (r // 4) + 2 * np.tile(T, WARPS) + r % 2
             sums = self.sums[16 * warp + row + 8 * (r // 2 % 2), column]
             before = register[self.lanes] if self.adds else np.float32(0)
-            register[self.lanes] = (sums + before).astype(np.float32)
+            register[self.lanes] = cut_off(sums + before)
 
 
 def compiled(machine, instruction):

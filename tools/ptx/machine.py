@@ -199,7 +199,9 @@ class Machine:
     def make_step(self, instruction):
         step = ptx_warp.compiled(self, instruction) or ptx_groups.compiled(self, instruction)
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
-            step = self.make_memory(instruction) or ptx_arithmetic.compiled(self, instruction)
+            step = self.make_memory(instruction)
+        if step is None:
+            step = ptx_arithmetic.compiled(self, instruction)
         if step is None:
             raise ptx_arithmetic.unknown(instruction)
         if instruction.guard is None:
