@@ -70,11 +70,17 @@ class Experiment:
     measure: Callable
     beside: Callable = lambda context: ""  # text: the figure of the shipped kernel, here or before
     rate: float = 0.0  # of the instruction that limits the kernel, in `unit`
+    alone: int = 0  # work-items of a group that has all registers of a unit
 
     def share(self, measured):
         """Return the measured figure's share of the prediction. Above 1 it is better."""
         better = self.predicted / measured if self.unit in TIMES else measured / self.predicted
         return round(better, 3)
+
+    def finish(self, ptx):
+        """Return PTX that uses instructions of groups of warps, from that of a compiler."""
+        ptx = nvidia.retarget(ptx)
+        return nvidia.give_all_registers(ptx, self.alone) if self.alone else ptx
 
     def options(self):
         return " ".join(f"-D{macro}" for macro in self.macros)
@@ -92,7 +98,7 @@ def by_driver(context, experiment, text):
     ptx = context.build(text, experiment.options()).ptx()
     if not ptx:
         raise Skipped("the driver's binary is no PTX")
-    return context.load(nvidia.retarget(ptx).encode())
+    return context.load(experiment.finish(ptx).encode())
 
 
 def run(context, experiment, text, carried):
@@ -140,7 +146,7 @@ def prepare(folder, experiments):
             nvidia.to_ptx(programs, ROOT / experiment.source(), options, ptx)
         except CheckError as error:
             return f"{experiment.name}: {error}"
-        ptx.write_text(nvidia.retarget(ptx.read_text()))
+        ptx.write_text(experiment.finish(ptx.read_text()))
     return 0
 
 

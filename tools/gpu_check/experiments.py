@@ -9,12 +9,14 @@ import argparse
 import json
 import sys
 
-from gpu_check import halves, items, rates
+from gpu_check import halves, items, prefill, rates
 from gpu_check.experiment import prepare, run
 from gpu_check.opencl import ROOT, Context, joined
 
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (*rates.EXPERIMENTS, *halves.EXPERIMENTS)
+    experiment.name: experiment
+    for module in (rates, prefill, halves)
+    for experiment in module.EXPERIMENTS
 }
 
 

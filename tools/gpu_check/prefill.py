@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Experiments: attention in which some warps copy, and others multiply."""
+
+from gpu_check.experiment import Case, Experiment, Launch, beside_shipped
+
+WGMMA = 896.0  # TFLOP/s of an H200, docs/lab/nvidia_probe.md
+THREADS = 384
+LAUNCH = Launch("producer", threads=THREADS, rows=128)
+LONG = {
+    (128, False): (Case(1, 16, 8192, 8192, 128), 515),
+    (128, True): (Case(1, 16, 8192, 8192, 128, causal=True), 459),
+    (64, False): (Case(1, 32, 8192, 8192, 64), 452),
+    (64, True): (Case(1, 32, 8192, 8192, 64, causal=True), 386),
+}
+
+
+def small(E):
+    """Return odd shapes: one block, several passes of the ring, rows and keys that end early."""
+    return (
+        Case(1, 2, 5, 3, E), Case(1, 1, 150, 650, E), Case(1, 1, 200, 180, E, causal=True),
+    )  # fmt: skip
+
+
+def producer(name, claim, predicted, *, E, BN, stages, copying=4, registers=0, order="BEHIND",
+             turns=0, causal=False):  # fmt: skip
+    case, known = LONG[E, causal]
+    macros = (f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}", f"PRODUCER_WARPS={copying}",
+              f"REGISTERS={registers}", f"ORDER={order}", f"TURNS={turns}")  # fmt: skip
+    return Experiment(
+        name, claim, predicted, "TFLOP/s", "producer.cl", macros, LAUNCH.values(small(E)),
+        LAUNCH.measure(case), beside_shipped(case, known), WGMMA, THREADS,
+    )  # fmt: skip
+
+
+WIDE = {"E": 128, "BN": 128, "stages": 4, "registers": 240}
+NARROW = {"E": 128, "BN": 64, "stages": 8}
+
+EXPERIMENTS = [
+    producer("copying warps", "four warps copy for two groups that multiply", 590, **NARROW),
+    producer("copying warp", "one warp copies for both groups", 590, **NARROW, copying=1),
+    producer("copying warps, 128 keys", "the same with fewer waits", 600, **WIDE),
+    producer("turns", "the groups multiply in turn", 620, **WIDE, turns=1),
+    producer(
+        "ahead",
+        "scores of the next block begin before the weights of this one",
+        640,
+        **NARROW,
+        registers=240,
+        order="AHEAD",
+    ),
+    producer("turns, causal", "the same, causal", 550, **WIDE, turns=1, causal=True),
+    producer(
+        "ahead, causal",
+        "the same, causal",
+        560,
+        **NARROW,
+        registers=240,
+        order="AHEAD",
+        causal=True,
+    ),
+    producer("turns, E 64", "the groups multiply in turn", 480, E=64, BN=128, stages=8, turns=1),
+    producer(
+        "ahead, E 64",
+        "scores of the next block first",
+        500,
+        E=64,
+        BN=64,
+        stages=8,
+        registers=240,
+        order="AHEAD",
+    ),
+]
