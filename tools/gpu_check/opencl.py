@@ -125,6 +125,13 @@ class Context:
         return self.make("clEnqueueMapBuffer", self.queue, buffer, 1, c.c_ulong(3), c.c_size_t(0),
                          c.c_size_t(size), 0, None, None)  # fmt: skip
 
+    def tensor_map(self, address, shape, box):
+        """Return a map of an array, and what libcuda needed for it: tensor_maps.py."""
+        from gpu_check.tensor_maps import Maker
+
+        maker = Maker()
+        return maker.make(address, shape, box), maker.needed
+
     def release(self, *buffers):
         for buffer in buffers:
             self.call("clReleaseMemObject", buffer)

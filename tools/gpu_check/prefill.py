@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Experiments: attention in which some warps copy, and others multiply."""
 
+import dataclasses
+
+from gpu_check.boxes import MappedLaunch, OfTensors
 from gpu_check.experiment import Case, Experiment, Launch, beside_shipped
 
 WGMMA = 896.0  # TFLOP/s of an H200, docs/lab/nvidia_probe.md
 THREADS = 384
 LAUNCH = Launch("producer", threads=THREADS, rows=128)
+MAPPED = MappedLaunch("producer", threads=THREADS, rows=128)
 LONG = {
     (128, False): (Case(1, 16, 8192, 8192, 128), 515),
     (128, True): (Case(1, 16, 8192, 8192, 128, causal=True), 459),
@@ -22,13 +26,16 @@ def small(E):
 
 
 def producer(name, claim, predicted, *, E, BN, stages, copying=4, registers=0, order="BEHIND",
-             turns=0, causal=False):  # fmt: skip
+             turns=0, causal=False, tensors=0):  # fmt: skip
+    launch = dataclasses.replace(MAPPED, keys=BN) if tensors else LAUNCH
+    kind = OfTensors if tensors else Experiment
     case, known = LONG[E, causal]
     macros = (f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}", f"PRODUCER_WARPS={copying}",
-              f"REGISTERS={registers}", f"ORDER={order}", f"TURNS={turns}")  # fmt: skip
-    return Experiment(
-        name, claim, predicted, "TFLOP/s", "producer.cl", macros, LAUNCH.values(small(E)),
-        LAUNCH.measure(case), beside_shipped(case, known), WGMMA, THREADS,
+              f"REGISTERS={registers}", f"ORDER={order}", f"TURNS={turns}",
+              f"TENSORS={tensors}")  # fmt: skip
+    return kind(
+        name, claim, predicted, "TFLOP/s", "producer.cl", macros, launch.values(small(E)),
+        launch.measure(case), beside_shipped(case, known), WGMMA, THREADS,
     )  # fmt: skip
 
 
@@ -69,4 +76,7 @@ EXPERIMENTS = [
         registers=240,
         order="AHEAD",
     ),
-]
+    producer("boxes", "the unit that copies tensors copies", 600, **NARROW, copying=1, tensors=1),
+    producer("boxes, turns", "the same, and the groups multiply in turn", 630, **WIDE, copying=1,
+             turns=1, tensors=1),
+]  # fmt: skip

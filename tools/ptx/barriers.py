@@ -42,22 +42,34 @@ def is_for_some(instruction):
 
 @dataclass(eq=False)
 class Phased:
-    """An mbarrier: arrivals of a phase, and what those that have arrived know."""
+    """An mbarrier: arrivals of a phase, and what those that have arrived know.
+
+    A phase with `expected_bytes` also waits for copies of so many bytes (tensor_copies.py).
+    """
 
     expected: int
     pending: int
+    expected_bytes: int = 0
     ended: int = 0  # phases
     known: np.ndarray | None = None  # by who waits for this phase
     known_before: np.ndarray | None = None  # of the last phase that has ended
 
     def arrive(self, count, known):
-        if self.known is None:
-            self.known = np.zeros_like(known)
-        np.maximum(self.known, known, out=self.known)
         if count > self.pending:
             raise Refused(f"{count} arrivals at a barrier that awaits {self.pending}")
         self.pending -= count
-        if self.pending == 0:
+        self.learn(known)
+
+    def complete(self, size, known):
+        """A copy of so many bytes is done."""
+        self.expected_bytes -= size
+        self.learn(known)
+
+    def learn(self, known):
+        if self.known is None:
+            self.known = np.zeros_like(known)
+        np.maximum(self.known, known, out=self.known)
+        if self.pending == 0 and self.expected_bytes == 0:
             self.pending, self.ended = self.expected, self.ended + 1
             self.known_before, self.known = self.known, None
 
@@ -70,6 +82,11 @@ class Arrival:
     lanes: np.ndarray
     copies: list
     known: np.ndarray
+    in_order = True  # arrivals of a work-item come one after the other
+
+    def finish(self, shared):
+        shared.land(self.copies, self.known)
+        self.barrier.arrive(len(self.lanes), self.known)
 
 
 @dataclass
@@ -127,13 +144,17 @@ class Barriers:
         last = max(n for n, a in enumerate(self.arrivals) if a.barrier in awaited)
         staying = []
         for n, arrival in enumerate(self.arrivals):
-            if n <= last and np.isin(arrival.lanes, np.concatenate(lanes)).any():
-                self.machine.memory["shared"].land(arrival.copies, arrival.known)
-                arrival.barrier.arrive(len(arrival.lanes), arrival.known)
+            behind = n <= last and np.isin(arrival.lanes, np.concatenate(lanes)).any()
+            if behind if arrival.in_order else arrival.barrier in awaited:
+                arrival.finish(self.machine.memory["shared"])
             else:
                 staying.append(arrival)
         self.arrivals = staying
         return True
+
+    def end_group(self):
+        if not all(arrival.in_order for arrival in self.arrivals):
+            raise Refused("the group ends while boxes are copied to its local memory")
 
     def awaited(self):
         """Return the barriers with phases for which warps wait."""

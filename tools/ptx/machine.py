@@ -11,6 +11,7 @@ memory.py says what memory refuses. The files:
     warp.py         instructions of a warp: matrices, shuffles, copies
     groups.py       products of groups of warps
     barriers.py     barriers of some warps of a group
+    tensor_copies.py  the unit that copies boxes of tensors
     memory.py       memory
 """
 
@@ -23,6 +24,7 @@ import ptx.arithmetic as ptx_arithmetic
 import ptx.barriers as ptx_barriers
 import ptx.groups as ptx_groups
 import ptx.memory as ptx_memory
+import ptx.tensor_copies as ptx_tensor_copies
 import ptx.warp as ptx_warp
 from ptx.memory import WARP
 from ptx.program import SHARED_START, Refused, parse
@@ -177,9 +179,10 @@ class Machine:
         return lambda: place.astype(np.uint64) + offset
 
     def window(self, space):
-        if space != "local":
+        windows = {"local": ptx_memory.LOCAL_WINDOW, "global": 0}
+        if space not in windows:
             raise Refused(f"generic addresses of {space} memory")
-        return ptx_memory.LOCAL_WINDOW
+        return windows[space]
 
     # --- code -------------------------------------------------------------------------
 
@@ -219,6 +222,7 @@ class Machine:
             ptx_warp.compiled(self, instruction)
             or ptx_groups.compiled(self, instruction)
             or ptx_barriers.compiled(self, instruction)
+            or ptx_tensor_copies.compiled(self, instruction)
         )
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
             step = self.make_memory(instruction)
@@ -427,6 +431,7 @@ class Machine:
     def run_group(self, group):
         self.clock.begin_group()
         self.barriers = ptx_barriers.Barriers(self)
+        self.fenced_maps = set()  # of tensors, and the warps whose copies see them
         for function in self.at_start:
             function()
         self.memory["shared"].begin_group()
@@ -441,6 +446,7 @@ class Machine:
         for _ in range(MOST_BLOCKS):
             lowest = int(self.at.min())
             if lowest == ENDED:
+                self.barriers.end_group()
                 return
             if lowest == WAITING:
                 self.go_on()

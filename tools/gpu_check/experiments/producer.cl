@@ -21,6 +21,8 @@
  *     -DBN              keys of a block, 64 or 128
  *     -DSTAGES          a power of two, at least 4
  *     -DPRODUCER_WARPS  that copy: 1 or 4
+ *     -DTENSORS         1: one work-item asks the unit that copies tensors, by maps of query, key and value. A box
+ *                       has 64 columns, and BM or BN rows
  *     -DREGISTERS       of a work-item that multiplies, by setmaxnreg; 0: as many as the others, 168
  *     -DORDER           when a group begins the scores of the next block:
  *                       BEHIND, with the result of the last block, behind the weights of the last block
@@ -50,7 +52,7 @@
 #define STRIP           BN
 #define HEAD_EV         HEAD_E
 #define EV_TILES        (HEAD_EV / 8)
-#include "tools/gpu_check/experiments/barriers.clh" /* phase_wait */
+#include "tools/gpu_check/experiments/tensor_copies.clh" /* phase_wait, tensor_copy */
 
 #include "kernels/attention/mma/softmax.clh" /* softmax_state */
 
@@ -140,6 +142,39 @@ copy_all(const warp_state *warp, __global const uint4 *query, __global const uin
         keys_left -= is_key ? BN : 0;
         values += is_key ? 0 : BN * E_CHUNKS;
         values_left -= is_key ? 0 : BN;
+    }
+}
+
+/* The same by the unit that copies tensors. The whole warp waits, and its first lane asks for boxes. */
+INLINED void
+copy_boxes(const warp_state *warp, __global const uchar *maps, int head, int i0, int blocks)
+{
+    const ulong query = tensor_map(maps);
+    tensor_show(query);
+    tensor_show(query + TENSOR_MAP_BYTES);
+    tensor_show(query + 2 * TENSOR_MAP_BYTES);
+    int rows[2] = {0, 0}; /* of values and of keys that are copied */
+    for (uint t = 0; t < 2 * (uint)blocks; t++) {
+        const bool is_key = t == 0 || (t % 2 != 0 && t < 2 * (uint)blocks - 1);
+        const uint full = FULL(warp->start, t);
+        const uint tile = warp->start + RING_START + t % STAGES * TILE_BYTES(BN);
+        const ulong map = query + (is_key ? 1 : 2) * TENSOR_MAP_BYTES;
+        phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
+        if (warp->lane == 0u) {
+            phase_expect(full, TILE_BYTES(BN) + (t == 0 ? TILE_BYTES(BM) : 0));
+            if (t == 0) {
+                WARP_FOR (int p = 0; p < PANELS; p++) {
+                    tensor_copy(warp->start + p * (BM * GROUP_ROW_BYTES), query, 64 * p, i0, head,
+                                full);
+                }
+            }
+            WARP_FOR (int p = 0; p < PANELS; p++) {
+                tensor_copy(tile + p * (BN * GROUP_ROW_BYTES), map, 64 * p,
+                            is_key ? rows[1] : rows[0], head, full);
+            }
+        }
+        rows[0] += is_key ? 0 : BN;
+        rows[1] += is_key ? BN : 0;
     }
 }
 
@@ -398,11 +433,28 @@ write_rows(const warp_state *warp, const attended_rows *rows, int L, const softm
     }
 }
 
+#if TENSORS
+/* The device's addresses of the arrays. */
+__kernel void
+addresses_of(__global const uint4 *query, __global const uint4 *key, __global const uint4 *value,
+             __global ulong *addresses)
+{
+    if (get_global_id(0) == 0) {
+        addresses[0] = (ulong)query;
+        addresses[1] = (ulong)key;
+        addresses[2] = (ulong)value;
+    }
+}
+#define MAPS , __global const uchar *maps
+#else
+#define MAPS
+#endif
+
 __kernel
 WARP_KERNEL(THREADS +
             4 * WARP_LANES) void producer(__global const uint4 *query, __global const uint4 *key,
                                           __global const uint4 *value, __global uint *output, int L,
-                                          int S, float factor, int causal)
+                                          int S, float factor, int causal MAPS)
 {
     WARP_DECLARE(warp, WARPS + 4, memory, LOCAL_CHUNKS);
     const int tiles = (L + BM - 1) / BM;
@@ -413,9 +465,10 @@ WARP_KERNEL(THREADS +
     const int blocks = (end + BN - 1) / BN;
     if (get_local_id(0) == 0) {
         WARP_FOR (uint t = 0; t < STAGES; t++) {
-            phase_start(FULL(warp.start, t), PRODUCERS);
+            phase_start(FULL(warp.start, t), TENSORS ? 1 : PRODUCERS);
             phase_start(EMPTY(warp.start, t), WARPS);
         }
+        group_copies_arrive(); /* shows the barriers to the unit that copies tensors */
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* the barriers' starts: their uses */
     if (warp.index >= WARPS) {
@@ -423,9 +476,13 @@ WARP_KERNEL(THREADS +
         REGISTERS_DOWN(24);
 #endif
         if (warp.index < WARPS + PRODUCER_WARPS) {
+#if TENSORS
+            copy_boxes(&warp, maps, head, i0, blocks);
+#else
             const size_t first = (size_t)head * S * E_CHUNKS;
             copy_all(&warp, query + ((size_t)head * L + i0) * E_CHUNKS, key + first, value + first,
                      L - i0, end, blocks);
+#endif
         }
         return;
     }
