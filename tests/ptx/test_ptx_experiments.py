@@ -50,6 +50,8 @@ def test_machine_code(programs, name):
      "sums are wrong"),
     ("float32 by halves, E = 64", ", -8192;", ", -1;", "numbers are wrong"),  # no low halves
     ("float32 by halves, E = 64", "mul.rn.f16x2", "and.b32", "numbers are wrong"),
+    ("float32 by halves, E = 64", "fence.proxy.async.shared::cta;", "", "was not shown to copies"),
+    ("float32 by halves, E = 64", "cp.async.bulk", "//", "can go on"),
     ("boxes of tensors", "fence.proxy.tensormap::generic.acquire.gpu", "//", "no fence of this"),
     ("boxes of tensors", "cp.async.bulk.tensor.3d", "//", "can go on"),
     ("boxes of tensors", ", 8192;", ", 4096;", "can go on"),  # bytes that are expected

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The unit that copies boxes of tensors to local memory: `cp.async.bulk.tensor` of the PTX ISA.
+"""The unit that copies to local memory for one work-item: `cp.async.bulk` of the PTX ISA.
+
+It copies bytes that lie in a row, and boxes of tensors (`cp.async.bulk.tensor`).
 
 A map of 128 bytes in global memory describes a tensor and the box that is copied. What its bytes
 mean is NVIDIA's secret: a function of the driver makes them. Here `Map` makes and reads bytes of
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptx.barriers import by_address
+from ptx.barriers import PHASE_BYTES, by_address
 from ptx.memory import ALL_WARPS, WARP
 from ptx.program import Refused
 from ptx.warp import lanes_of
@@ -57,10 +59,6 @@ class Map:
         if found.mixed and found.box[0] * HALF > MIXED_ROW:
             raise Refused(f"a mixed box with rows of {found.box[0] * HALF} bytes")
         return found
-
-    @property
-    def bytes(self):
-        return HALF * int(np.prod(self.box))
 
 
 @dataclass
@@ -129,7 +127,6 @@ def copy_box(machine, instruction):
 
 
 def begin_copy(machine, lane, to, tensor, start, barrier):
-    shared = machine.memory["shared"]
     tensor = read_map(machine, tensor, lane)
     if to % MIXED_ROW:
         raise Refused(f"a box goes to {to:#x}, which is no multiple of {MIXED_ROW}")
@@ -137,14 +134,44 @@ def begin_copy(machine, lane, to, tensor, start, barrier):
     places = to + CHUNK * np.arange(len(contents))
     if tensor.mixed:
         places ^= (places >> 7 & 7) << 4
+    send(machine, lane, places, contents, barrier)
+
+
+def send(machine, lane, places, contents, barrier):
+    """Begins to write 16 bytes at each place, for a barrier."""
+    shared = machine.memory["shared"]
     lanes = np.full(len(places), lane)
     offsets = shared.offsets(places.astype(np.uint64), CHUNK)
     shared.will_write(offsets, lanes, CHUNK)
     shared.flying[shared.granules(offsets, CHUNK)] = True
     known = machine.clock.release(np.array([lane // WARP]))
     phased = machine.barriers.at(barrier, np.array([lane]))
+    at = shared.offsets(np.full(1, barrier, np.uint64), PHASE_BYTES)
+    if not (shared.shown[shared.granules(at, PHASE_BYTES)] >> np.uint32(lane // WARP) & 1).all():
+        raise Refused("the barrier's start was not shown to copies")
     parts = [(lanes, shared.sets[lanes], offsets, contents)]
-    machine.barriers.arrivals.append(BoxCopy(phased, np.array([lane]), parts, known, tensor.bytes))
+    machine.barriers.arrivals.append(
+        BoxCopy(phased, np.array([lane]), parts, known, contents.nbytes)
+    )
+
+
+def copy_row(machine, instruction):
+    to, source, size, barrier = instruction.operands
+    to, source, barrier = map(machine.address, (to, source, barrier))
+    size = machine.source(size, "u32")
+
+    def run(active):
+        for place, lanes in by_address(machine, active, barrier):
+            for lane in lanes:
+                count, rest = divmod(int(np.broadcast_to(size, machine.lanes)[lane]), CHUNK)
+                if rest:
+                    raise Refused(f"a copy of {count * CHUNK + rest} bytes")
+                steps = CHUNK * np.arange(count, dtype=np.uint64)
+                reader = np.full(count, lane)
+                contents = machine.memory["global"].read(source()[lane] + steps, reader, HALF, 8)
+                send(machine, int(lane), (to()[lane] + steps).astype(np.int64), contents, place)
+
+    return run
 
 
 def show_map(machine, instruction):
@@ -176,6 +203,7 @@ def expect(machine, instruction):
 
 
 MAKERS = {
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes": copy_row,
     "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes": copy_box,
     "fence.proxy.tensormap::generic.acquire.gpu": show_map,
     "mbarrier.arrive.expect_tx.shared.b64": expect,

@@ -11,29 +11,29 @@
  *
  *     HEAD  E, 64 or 128
  *
- *     split_halves   (n numbers) to two arrays of halves, `scale` times as large; the low ones also
- *                    `lift` times as large. A work-item has 8 numbers.
- *     attend_halves  arrays of (heads, L or S, HEAD). A group of 4 warps has 64 rows, and passes over the
- *                    keys in blocks of 64. `factor` turns products into scores in log2; `unscale` is
- *                    1 / (scale of the values). The low halves of values are lifted by LIFT.
+ *     split_halves   (heads, rows, HEAD) to tiles of 64 rows: panels of the high halves, then of the low ones.
+ *                    Numbers are `scale` times as large, low halves also `lift` times; behind the rows are
+ *                    zeros. A work-item has 8 numbers
+ *     attend_halves  tiles of query, key and value to (heads, L, HEAD). A group of 4 warps has 64 rows, and
+ *                    passes over the keys in blocks of 64. `factor` turns products into scores in log2;
+ *                    `unscale` is 1 / (scale of the values). The low halves of values are lifted by LIFT
  *
- * Local memory has the group's queries, a block of keys and a block of values. The next keys are copied
- * while the group weighs these, the next values while it multiplies the next keys. A second group on the
- * same unit multiplies while this one weighs.
+ * Tiles lie in memory as in local memory, so one work-item copies a tile by one instruction. Local memory has the
+ * group's queries, a block of keys and a block of values. The next keys are copied while the group weighs these, the
+ * next values while it multiplies the next keys. A second group on the same unit multiplies while this one weighs.
  */
 #define DTYPE           CA_KERNEL_FLOAT16
 #define VALUE_DTYPE     DTYPE
 #define REAL64          0
 #define WARP            CA_WARP_PTX_GROUPS
 #define LOCAL_ALIGNMENT GROUP_PANEL_BYTES
-#include "kernels/support/warp_group.clh"
+#include "tools/gpu_check/experiments/tensor_copies.clh"
 
 #define BLOCK      64
 #define CHUNKS     (HEAD / 8)
 #define TILE_BYTES (BLOCK * HEAD * 2)
 #define PANEL      (BLOCK * GROUP_ROW_BYTES)
 #define THREADS    128
-#define COPY_ROWS  (THREADS / CHUNKS)
 #define KEY_TILES  (BLOCK / 8)
 #define TILES      (HEAD / 8)
 #define LIFT       2048.0f
@@ -60,54 +60,43 @@ split_pair(float2 x, float lift)
 }
 
 __kernel void
-split_halves(__global const float4 *x, __global uint4 *high, __global uint4 *low, float scale,
-             float lift, int n)
+split_halves(__global const float4 *x, __global uint4 *tiles, float scale, float lift, int rows,
+             int heads)
 {
-    const int at = (int)get_global_id(0);
-    if (at < n / 8) {
-        const float4 a = x[2 * at] * scale;
-        const float4 b = x[2 * at + 1] * scale;
-        const uint2 p = split_pair(a.xy, lift);
-        const uint2 q = split_pair(a.zw, lift);
-        const uint2 r = split_pair(b.xy, lift);
-        const uint2 s = split_pair(b.zw, lift);
-        high[at] = (uint4)(p.x, q.x, r.x, s.x);
-        low[at] = (uint4)(p.y, q.y, r.y, s.y);
+    const int chunk = (int)get_global_id(0) % CHUNKS;
+    const int row = (int)get_global_id(0) / CHUNKS % BLOCK;
+    const int tile = (int)get_global_id(0) / (CHUNKS * BLOCK);
+    const int of_head = (rows + BLOCK - 1) / BLOCK;
+    const int head = tile / of_head;
+    const int from = tile % of_head * BLOCK + row;
+    if (head >= heads) {
+        return;
     }
+    float4 a = (float4)0.0f;
+    float4 b = (float4)0.0f;
+    if (from < rows) {
+        x += ((size_t)head * rows + from) * (HEAD / 4) + 2 * chunk;
+        a = x[0] * scale;
+        b = x[1] * scale;
+    }
+    const uint2 p = split_pair(a.xy, lift);
+    const uint2 q = split_pair(a.zw, lift);
+    const uint2 r = split_pair(b.xy, lift);
+    const uint2 s = split_pair(b.zw, lift);
+    const uint at = chunk / 8 * PANEL + row * GROUP_ROW_BYTES + chunk % 8 * 16;
+    tiles += (size_t)tile * (2 * TILE_BYTES / 16) + GROUP_AT(at) / 16;
+    tiles[0] = (uint4)(p.x, q.x, r.x, s.x);
+    tiles[TILE_BYTES / 16] = (uint4)(p.y, q.y, r.y, s.y);
 }
 
-/* Two tiles of 64 rows, one behind the other: high and low halves. */
-typedef struct {
-    __global const char *high;
-    __global const char *low;
-    uint at; /* the address of this work-item's first chunk */
-    int row; /* its first row */
-} split_tile;
-
-INLINED split_tile
-tile_of(const warp_state *warp, __global const uint4 *high, __global const uint4 *low, int tile)
-{
-    const uint id = warp->index * WARP_LANES + warp->lane;
-    const uint chunk = id % CHUNKS;
-    const uint row = id / CHUNKS;
-    const uint offset = chunk / 8 * PANEL + row * GROUP_ROW_BYTES + chunk % 8 * 16;
-    const size_t from = (size_t)row * CHUNKS + chunk;
-    return (split_tile){(__global const char *)(high + from), (__global const char *)(low + from),
-                        warp->start + tile * 2 * TILE_BYTES + GROUP_AT(offset), (int)row};
-}
-
-/* Starts to copy rows first … first + 63 of `rows`, zeros behind them. */
+/* Starts to copy tile n to an address. The first work-item does, behind a barrier of the group. */
 INLINED void
-copy_tile(const warp_state *warp, const split_tile *tile, int first, int rows)
+copy_tile(uint to, __global const uint4 *tiles, int n, uint phase)
 {
-    const size_t from = (size_t)first * HEAD * 2;
-    WARP_FOR (int r = 0; r < BLOCK; r += COPY_ROWS) {
-        const uint bytes = first + tile->row + r < rows ? 16 : 0;
-        const uint at = tile->at + r * GROUP_ROW_BYTES;
-        warp_copy(warp, at, tile->high + from + r * HEAD * 2, bytes);
-        warp_copy(warp, at + TILE_BYTES, tile->low + from + r * HEAD * 2, bytes);
+    if (get_local_id(0) == 0) {
+        phase_expect(phase, 2 * TILE_BYTES);
+        bulk_copy(to, tiles + (size_t)n * (2 * TILE_BYTES / 16), 2 * TILE_BYTES, phase);
     }
-    warp_copies_end(warp);
 }
 
 /* Starts scores = queries * keys transposed, of tiles of high and low halves. */
@@ -252,47 +241,55 @@ split_tiles(float4 a, float4 b, split_weights *weights, int k)
 }
 
 __kernel
-WARP_KERNEL(THREADS) void attend_halves(__global const uint4 *query_high,
-                                        __global const uint4 *query_low,
-                                        __global const uint4 *key_high,
-                                        __global const uint4 *key_low,
-                                        __global const uint4 *value_high,
-                                        __global const uint4 *value_low, __global float2 *output,
-                                        int L, int S, float factor, float unscale, int causal)
+WARP_KERNEL(THREADS) void attend_halves(__global const uint4 *query, __global const uint4 *key,
+                                        __global const uint4 *value, __global float2 *output, int L,
+                                        int S, float factor, float unscale, int causal)
 {
-    WARP_DECLARE(warp, 4, memory, 3 * 2 * TILE_BYTES / 16);
+    WARP_DECLARE(warp, 4, memory, 3 * 2 * TILE_BYTES / 16 + 2);
+    const uint queries = warp.start;
+    const uint keys = queries + 2 * TILE_BYTES;
+    const uint values = keys + 2 * TILE_BYTES;
+    const uint queries_are_here = values + 2 * TILE_BYTES;
+    const uint keys_are_here = queries_are_here + PHASE_BYTES;
+    const uint values_are_here = keys_are_here + PHASE_BYTES;
     const int tiles = (L + BLOCK - 1) / BLOCK;
     const int head = (int)get_group_id(0) / tiles;
     /* The rows with the most keys come first. */
-    const int i0 = (tiles - 1 - (int)get_group_id(0) % tiles) * BLOCK;
-    const size_t from = (size_t)head * S * CHUNKS;
-    const size_t rows_from = (size_t)head * L * CHUNKS;
-    const split_tile query = tile_of(&warp, query_high + rows_from, query_low + rows_from, 0);
-    const split_tile key = tile_of(&warp, key_high + from, key_low + from, 1);
-    const split_tile value = tile_of(&warp, value_high + from, value_low + from, 2);
+    const int tile = tiles - 1 - (int)get_group_id(0) % tiles;
+    const int i0 = tile * BLOCK;
+    const int first = head * ((S + BLOCK - 1) / BLOCK);
     const int2 row = i0 + (int)(warp.index * 16 + warp.lane / 4) + (int2)(0, 8);
     const int2 limit = causal ? min(row + 1, S) : (int2)S;
     const int all_see = causal ? min(i0 + 1, S) : S; /* so many keys */
-    const int end = causal ? min(i0 + BLOCK, S) : S;
-    copy_tile(&warp, &query, i0, L);
-    copy_tile(&warp, &key, 0, S);
-    copy_tile(&warp, &value, 0, S);
+    const int blocks = ((causal ? min(i0 + BLOCK, S) : S) + BLOCK - 1) / BLOCK;
+    if (get_local_id(0) == 0) {
+        phase_start(queries_are_here, 1);
+        phase_start(keys_are_here, 1);
+        phase_start(values_are_here, 1);
+        group_copies_arrive(); /* shows the barriers to copies */
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* the barriers' starts: their uses */
+    copy_tile(queries, query, head * tiles + tile, queries_are_here);
+    copy_tile(keys, key, first, keys_are_here);
+    copy_tile(values, value, first, values_are_here);
     softmax_rows rows = {(float2)-FLT_MAX, (float2)0.0f, (float2)1.0f};
     float4 result[TILES];
     WARP_FOR (int n = 0; n < TILES; n++) {
         result[n] = (float4)0.0f;
     }
-    for (int j = 0; j < end; j += BLOCK) {
+    phase_wait(queries_are_here, 0u);
+    for (int n = 0; n < blocks; n++) {
+        const int j = n * BLOCK;
         float4 scores[KEY_TILES];
-        WARP_COPIES_WAIT(&warp, 1);
-        group_copies_arrive();
-        barrier(CLK_LOCAL_MEM_FENCE); /* copies of keys: their reads */
+        phase_wait(keys_are_here, (uint)n & 1u);
         group_begin();
-        start_scores(&warp, warp.start, warp.start + 2 * TILE_BYTES, scores);
+        start_scores(&warp, queries, keys, scores);
         GROUP_WAIT(0);
         group_keep(scores, BLOCK);
-        barrier(CLK_LOCAL_MEM_FENCE); /* reads of keys: the next copies over them */
-        copy_tile(&warp, &key, j + BLOCK, S);
+        barrier(CLK_LOCAL_MEM_FENCE); /* reads of keys: the next copy over them */
+        if (n + 1 < blocks) {
+            copy_tile(keys, key, first + n + 1, keys_are_here);
+        }
         if (j + BLOCK > all_see) {
             exclude(scores, limit - j - (int)(warp.lane % 4) * 2);
         }
@@ -302,18 +299,18 @@ WARP_KERNEL(THREADS) void attend_halves(__global const uint4 *query_high,
             split_tiles(scores[2 * k], scores[2 * k + 1], &weights, k);
         }
         float4 sums[TILES];
-        WARP_COPIES_WAIT(&warp, 1);
-        group_copies_arrive();
-        barrier(CLK_LOCAL_MEM_FENCE); /* copies of values: their reads */
+        phase_wait(values_are_here, (uint)n & 1u);
         group_begin();
-        start_sums(warp.start + 4 * TILE_BYTES, &weights, sums);
+        start_sums(values, &weights, sums);
         GROUP_WAIT(0);
         group_keep(sums, HEAD);
-        barrier(CLK_LOCAL_MEM_FENCE); /* reads of values: the next copies over them */
-        copy_tile(&warp, &value, j + BLOCK, S);
+        barrier(CLK_LOCAL_MEM_FENCE); /* reads of values: the next copy over them */
+        if (n + 1 < blocks) {
+            copy_tile(values, value, first + n + 1, values_are_here);
+        }
         const float4 decay = rows.decay.xxyy;
-        WARP_FOR (int n = 0; n < TILES; n++) {
-            result[n] = fma(result[n], decay, sums[n]);
+        WARP_FOR (int c = 0; c < TILES; c++) {
+            result[c] = fma(result[c], decay, sums[c]);
         }
     }
     rows.sum +=
