@@ -60,6 +60,7 @@ def test_faults_of_products(programs, old, new, says):
         compare(programs, "products of groups", (old, new))
 
 
+LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
 WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
 WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
 RELEASE = "phase_arrive(EMPTY(warp->start, t));"
@@ -78,8 +79,10 @@ FAULTS = [
      "never written"),
     ("copying warps", RELEASE, "", "all warps wait"),
     ("copying warps", "t), WARPS);", "t), 4);", "8 arrivals at a barrier that awaits 4"),
-    ("copying warps", "t), PRODUCERS);", "t), 1);", "arrivals at a barrier that awaits 1"),
+    ("copying warps", "t), COPYING);", "t), 1);", "arrivals at a barrier that awaits 1"),
     ("copying warps", "group_copies_arrive();", "", "not shown"),
+    ("copying warps show", "group_copies_arrive();", "", "not shown"),
+    ("copying warps show", "WARP_COPIES_WAIT(warp, BEHIND_COPIES);", "", "on its way"),
     ("copying warps", "barrier(CLK_LOCAL_MEM_FENCE);", "", "a race"),
     ("ahead", *EARLY_RELEASE, "has read before|a product reads"),
     ("ahead", "REGISTERS_DOWN(24);", "", "all warps wait"),
@@ -95,7 +98,7 @@ def test_faults_of_producers(programs, name, old, new, says):
     experiment = EXPERIMENTS[name]
     macros = [macro.replace("STAGES=8", "STAGES=4") for macro in experiment.macros]
     case = tool.experiment.Case(1, 1, 70, 300, 128)
-    experiment = replace(experiment, macros=macros, values=tool.prefill.LAUNCH.values([case]))
+    experiment = replace(experiment, macros=macros, values=LAUNCH.values([case]))
     text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
     assert old in text
     program = by_clang(programs, experiment, text.replace(old, new))

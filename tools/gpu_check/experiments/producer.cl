@@ -6,7 +6,7 @@
  *     key, value     (heads, S, HEAD_E)
  *     factor         the scale of scores, times log2(e)
  *     causal         1: row i attends to keys 0 … i
- *     global size    heads * ceil(L / BM) * 384, local size 384
+ *     global size    heads * ceil(L / BM) * local size; local size 32 * (WARPS + 4)
  *
  * The first WARPS warps are groups of four. Each group has 64 of the work-group's BM rows. The last four warps, or
  * one of them, copy tiles of BN keys, or of their values, in the order in which groups multiply them:
@@ -17,19 +17,25 @@
  * when all warps have multiplied it. So no warp that multiplies computes addresses of copies, and groups wait
  * neither for each other nor, with enough stages, for memory.
  *
+ *     -DWARPS           that multiply: 8, or 12
  *     -DHEAD_E          64 or 128
  *     -DBN              keys of a block, 64 or 128
  *     -DSTAGES          a power of two, at least 4
  *     -DPRODUCER_WARPS  that copy: 1 or 4
- *     -DREGISTERS       of a work-item that multiplies, by setmaxnreg; 0: as many as the others, 168
+ *     -DSHOWN_BY        who shows copies to products: MULTIPLIERS, behind their waits for a tile, or PRODUCERS,
+ *                       which then wait for their copies, two tiles later
+ *     -DREGISTERS       of a work-item that multiplies, by setmaxnreg; 0: as many as the others
  *     -DORDER           when a group begins the scores of the next block:
  *                       BEHIND, with the result of the last block, behind the weights of the last block
  *                       AHEAD, before the weights of this block. The group has two blocks of scores
- *     -DTURNS           1, in the order BEHIND: a group begins products only after the other group has begun its
+ *     -DTURNS           1, in the order BEHIND, of two groups: a group begins products only after the other group has begun its
  *                       own, so that one computes weights while the other multiplies
  */
 #define BEHIND 0
 #define AHEAD  1
+
+#define MULTIPLIERS 0
+#define PRODUCERS   1
 
 #define DTYPE           CA_KERNEL_FLOAT16
 #define KEY_DTYPE       DTYPE
@@ -45,7 +51,6 @@
 #define CAP             warp_tanh
 #define WARP            CA_WARP_PTX_GROUPS
 #define LOCAL_ALIGNMENT GROUP_PANEL_BYTES
-#define WARPS           8 /* that multiply */
 #define MT              1
 #define STRIP           BN
 #define HEAD_EV         HEAD_E
@@ -55,7 +60,7 @@
 #include "kernels/attention/mma/softmax.clh" /* softmax_state */
 
 #define BM              (WARPS * 16)
-#define PRODUCERS       (PRODUCER_WARPS * WARP_LANES)
+#define COPYING         (PRODUCER_WARPS * WARP_LANES)
 #define E_CHUNKS        (HEAD_E / 8)
 #define ROW_CHUNKS      8 /* of a panel */
 #define PANELS          (HEAD_E / 64)
@@ -71,8 +76,10 @@
 
 /* --- warps that copy -------------------------------------------------------------------------- */
 
-#define STEP_ROWS (PRODUCERS / E_CHUNKS) /* that are copied at once */
+#define STEP_ROWS (COPYING / E_CHUNKS) /* that are copied at once */
 #define MIXES     (STEP_ROWS < 8 ? 8 / STEP_ROWS : 1)
+
+#define BEHIND_COPIES 2 /* tiles that are on their way when a tile is shown */
 
 /* A work-item's chunk of the first STEP_ROWS rows of a tile: bytes from the tile's start, by the order of
    chunks in rows that are STEP_ROWS apart. */
@@ -117,6 +124,35 @@ copy_tile(const warp_state *warp, const copied_chunk *own, uint tile, __global c
     }
 }
 
+/* Tile t is full when this work-item's copies are done. */
+INLINED void
+tile_is_copied(const warp_state *warp, uint t)
+{
+#if SHOWN_BY == MULTIPLIERS
+    phase_arrive_copied(FULL(warp->start, t));
+#else
+    warp_copies_end(warp);
+    if (t >= BEHIND_COPIES) {
+        WARP_COPIES_WAIT(warp, BEHIND_COPIES);
+        group_copies_arrive();
+        phase_arrive(FULL(warp->start, t - BEHIND_COPIES));
+    }
+#endif
+}
+
+/* The last tiles are full. */
+INLINED void
+all_are_copied(const warp_state *warp, uint tiles)
+{
+#if SHOWN_BY == PRODUCERS
+    WARP_COPIES_WAIT(warp, 0);
+    group_copies_arrive();
+    for (uint t = tiles - min(tiles, (uint)BEHIND_COPIES); t < tiles; t++) {
+        phase_arrive(FULL(warp->start, t));
+    }
+#endif
+}
+
 /* Copies the queries, and then all tiles. Tile 0 is full when the queries are there, too, because an arrival
    stands behind all copies before it. */
 INLINED void
@@ -135,12 +171,13 @@ copy_all(const warp_state *warp, __global const uint4 *query, __global const uin
         phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
         copy_tile(warp, &own, warp->start + RING_START + t % STAGES * TILE_BYTES(BN),
                   is_key ? keys : values, is_key ? keys_left : values_left, BN);
-        phase_arrive_copied(FULL(warp->start, t));
+        tile_is_copied(warp, t);
         keys += is_key ? BN * E_CHUNKS : 0;
         keys_left -= is_key ? BN : 0;
         values += is_key ? 0 : BN * E_CHUNKS;
         values_left -= is_key ? 0 : BN;
     }
+    all_are_copied(warp, 2 * (uint)blocks);
 }
 
 /* --- warps that multiply ---------------------------------------------------------------------- */
@@ -154,12 +191,20 @@ typedef struct {
     float factor;
 } attended_rows;
 
-/* Waits for tile t. Behind the wait, group_copies_arrive shows it to products, which read by another way. The
-   wait is a loop, and ptxas moves no weights over a loop. */
+/* Waits for tile t. The wait is a loop, and ptxas moves no weights over a loop. */
 INLINED void
 wait_for_tile(const warp_state *warp, uint t)
 {
     phase_wait(FULL(warp->start, t), PARITY(t));
+}
+
+/* Shows the tiles that have been waited for to products, which read local memory by another way. */
+INLINED void
+show_tiles(void)
+{
+    if (SHOWN_BY == MULTIPLIERS) {
+        group_copies_arrive();
+    }
 }
 
 /* The warp has multiplied tile t. */
@@ -277,7 +322,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
     wait_for_tile(warp, 0);
-    group_copies_arrive();
+    show_tiles();
     begin_turn(warp);
     group_begin();
     start_scores(warp, 0, scores[0]);
@@ -291,7 +336,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
         release(warp, t - 2); /* values of block n - 2, or keys 0 */
         wait_for_tile(warp, t);
-        group_copies_arrive();
+        show_tiles();
         begin_turn(warp);
         group_begin();
         start_scores(warp, t - 1, scores[0]);
@@ -303,7 +348,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         raised = weigh(warp, rows, n, softmax, scores, decay);
     }
     wait_for_tile(warp, 2 * (uint)blocks - 1);
-    group_copies_arrive();
+    show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
     start_result(warp, 2 * (uint)blocks - 1, weights, result[0]);
@@ -323,7 +368,7 @@ attend_block(const warp_state *warp, const attended_rows *rows, int n, softmax_s
     const uint t = 2 * (uint)n + 1;
     wait_for_tile(warp, t);
     wait_for_tile(warp, t + 1);
-    group_copies_arrive();
+    show_tiles();
     group_begin();
     start_scores(warp, t, next[0]);
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
@@ -345,7 +390,7 @@ attend_last(const warp_state *warp, const attended_rows *rows, int n, softmax_st
     float decay[ROWS];
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
     wait_for_tile(warp, 2 * (uint)n + 1);
-    group_copies_arrive();
+    show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
     start_result(warp, 2 * (uint)n + 1, weights, result[0]);
@@ -360,7 +405,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     float4 even[1][KEY_TILES] = {{(float4)0.0f}};
     float4 odd[1][KEY_TILES] = {{(float4)0.0f}};
     wait_for_tile(warp, 0);
-    group_copies_arrive();
+    show_tiles();
     group_begin();
     start_scores(warp, 0, even[0]);
     GROUP_WAIT(0);
@@ -413,7 +458,7 @@ WARP_KERNEL(THREADS +
     const int blocks = (end + BN - 1) / BN;
     if (get_local_id(0) == 0) {
         WARP_FOR (uint t = 0; t < STAGES; t++) {
-            phase_start(FULL(warp.start, t), PRODUCERS);
+            phase_start(FULL(warp.start, t), COPYING);
             phase_start(EMPTY(warp.start, t), WARPS);
         }
     }
