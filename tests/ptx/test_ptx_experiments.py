@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The experiments of tools/gpu_check as PTX: values by the interpreter, registers by ptxas."""
 
+from dataclasses import replace
+
 import pytest
 from machine_code import nvidia
 from support.interpreted import Interpreted, tool
@@ -14,12 +16,17 @@ def programs():
     return programs_or_skip()
 
 
-def compare(programs, name, edit=None):
-    """Compare an experiment's values, with an edit of its PTX."""
-    experiment = EXPERIMENTS[name]
+def by_clang(programs, experiment, text, edit=None):
+    """Return a context and the program of a text, with an edit of its PTX."""
     context = Interpreted(programs, edit)
+    return context, tool.experiment.by_driver(context, experiment, text)
+
+
+def compare(programs, name, edit=None):
+    """Compare an experiment's values."""
+    experiment = EXPERIMENTS[name]
     text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
-    return experiment.values(context, tool.experiment.by_driver(context, experiment, text))
+    return experiment.values(*by_clang(programs, experiment, text, edit))
 
 
 # One of each program. Experiments with the same one differ in the case that is timed.
@@ -51,11 +58,60 @@ def test_machine_code(programs, name):
     ("float32 by halves, E = 64", ", -8192;", ", -1;", "numbers are wrong"),  # no low halves
     ("float32 by halves, E = 64", "mul.rn.f16x2", "and.b32", "numbers are wrong"),
     ("float32 by halves, E = 64", "fence.proxy.async.shared::cta;", "", "was not shown to copies"),
-    ("float32 by halves, E = 64", "cp.async.bulk", "//", "can go on"),
+    ("float32 by halves, E = 64", "cp.async.bulk", "//", "all warps wait"),
     ("boxes of tensors", "fence.proxy.tensormap::generic.acquire.gpu", "//", "no fence of this"),
-    ("boxes of tensors", "cp.async.bulk.tensor.3d", "//", "can go on"),
-    ("boxes of tensors", ", 8192;", ", 4096;", "can go on"),  # bytes that are expected
+    ("boxes of tensors", "cp.async.bulk.tensor.3d", "//", "all warps wait"),
+    ("boxes of tensors", ", 8192;", ", 4096;", "all warps wait"),  # bytes that are expected
 ])  # fmt: skip
-def test_faults(programs, name, old, new, says):
+def test_faults_of_text(programs, name, old, new, says):
     with pytest.raises(tool.opencl.Error, match=says):
         compare(programs, name, (old, new))
+
+
+LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
+WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
+WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
+RELEASE = "phase_arrive(EMPTY(warp->start, t));"
+RESULT = "    GROUP_WAIT(1);\n    group_keep(next[0], BN);\n"
+EARLY_RELEASE = f"{RESULT}    release(warp, t);\n", f"    release(warp, t);\n{RESULT}"
+
+# An experiment, a text of its kernel, another one in its place, and what the machine says.
+FAULTS = [
+    ("copying warps", "", "", None),
+    ("copying warps", WAIT_EMPTY, "", "a race"),
+    ("copying warps", WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1u", ""), "all warps wait"),
+    ("copying warps", WAIT_EMPTY, WAIT_EMPTY.replace("t)", "t - min(t, 1u))"), "a race"),
+    ("copying warps", WAIT_FULL, "", "never written"),
+    ("copying warps", WAIT_FULL, WAIT_FULL.replace("PARITY(t)", "0u"), "on its way"),
+    ("copying warps", WAIT_FULL, WAIT_FULL.replace("PARITY(t)", "PARITY(t) ^ 1u"),
+     "never written"),
+    ("copying warps", RELEASE, "", "all warps wait"),
+    ("copying warps", "t), WARPS);", "t), 4);", "8 arrivals at a barrier that awaits 4"),
+    ("copying warps", "t), COPYING);", "t), 1);", "arrivals at a barrier that awaits 1"),
+    ("copying warps", "group_copies_arrive();", "", "not shown"),
+    ("copying warps show", "group_copies_arrive();", "", "not shown"),
+    ("copying warps show", "WARP_COPIES_WAIT(warp, BEHIND_COPIES);", "", "on its way"),
+    ("copying warps", "barrier(CLK_LOCAL_MEM_FENCE);", "", "a race"),
+    ("ahead", *EARLY_RELEASE, "has read before|a product reads"),
+    ("ahead", "REGISTERS_DOWN(24);", "", "all warps wait"),
+    ("ahead", "REGISTERS_UP(REGISTERS);", "REGISTERS_UP(REGISTERS + 8);", "all warps wait"),
+    ("turns", "end_turn(&warp); /* the first group begins */", "", "all warps wait"),
+    ("turns", "NAMED_ARRIVE(2u -", "NAMED_ARRIVE(1u +", "all warps wait"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "says"), FAULTS)
+def test_faults_of_producers(programs, name, old, new, says):
+    """A case of more tiles than stages, for one work-group."""
+    experiment = EXPERIMENTS[name]
+    macros = [macro.replace("STAGES=8", "STAGES=4") for macro in experiment.macros]
+    case = tool.experiment.Case(1, 1, 70, 300, 128)
+    experiment = replace(experiment, macros=macros, values=LAUNCH.values([case]))
+    text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
+    assert old in text
+    program = by_clang(programs, experiment, text.replace(old, new))
+    if says is None:
+        assert experiment.values(*program)
+        return
+    with pytest.raises(tool.opencl.Error, match=says):
+        experiment.values(*program)

@@ -13,7 +13,7 @@ from support.processes import ROOT
 
 TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
-NAMES = ("drivers", "experiment", "experiments", "items", "needs", "opencl", "probes",
+NAMES = ("drivers", "experiment", "experiments", "items", "needs", "opencl", "prefill", "probes",
          "programs", "running", "smoke", "steps", "tables")  # fmt: skip
 
 

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Experiments: attention in which some warps copy, and others multiply."""
 
-import dataclasses
-
 from gpu_check.boxes import MappedLaunch, OfTensors
 from gpu_check.experiment import Case, Experiment, Launch, beside_shipped
 
 WGMMA = 896.0  # TFLOP/s of an H200, docs/lab/nvidia_probe.md
-THREADS = 384
-LAUNCH = Launch("producer", threads=THREADS, rows=128)
-MAPPED = MappedLaunch("producer", threads=THREADS, rows=128)
 LONG = {
     (128, False): (Case(1, 16, 8192, 8192, 128), 515),
     (128, True): (Case(1, 16, 8192, 8192, 128, causal=True), 459),
@@ -21,21 +16,22 @@ LONG = {
 def small(E):
     """Return odd shapes: one block, several passes of the ring, rows and keys that end early."""
     return (
-        Case(1, 2, 5, 3, E), Case(1, 1, 150, 650, E), Case(1, 1, 200, 180, E, causal=True),
+        Case(1, 2, 5, 3, E), Case(1, 1, 70, 520, E), Case(1, 1, 200, 180, E, causal=True),
     )  # fmt: skip
 
 
-def producer(name, claim, predicted, *, E, BN, stages, copying=4, registers=0, order="BEHIND",
-             turns=0, causal=False, tensors=0):  # fmt: skip
-    launch = dataclasses.replace(MAPPED, keys=BN) if tensors else LAUNCH
-    kind = OfTensors if tensors else Experiment
+def producer(name, claim, predicted, *, E, BN, stages, groups=2, copying=4, shown="MULTIPLIERS",
+             registers=0, order="BEHIND", turns=0, causal=False):  # fmt: skip
     case, known = LONG[E, causal]
-    macros = (f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}", f"PRODUCER_WARPS={copying}",
-              f"REGISTERS={registers}", f"ORDER={order}", f"TURNS={turns}",
-              f"TENSORS={tensors}")  # fmt: skip
-    return kind(
+    macros = (f"WARPS={4 * groups}", f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}",
+              f"PRODUCER_WARPS={copying}", f"SHOWN_BY={shown}", f"REGISTERS={registers}",
+              f"ORDER={order}", f"TURNS={turns}")  # fmt: skip
+    size = {"threads": 128 * (groups + 1), "rows": 64 * groups}
+    by_unit = shown == "UNIT"
+    launch = MappedLaunch("producer", **size, keys=BN) if by_unit else Launch("producer", **size)
+    return (OfTensors if by_unit else Experiment)(
         name, claim, predicted, "TFLOP/s", "producer.cl", macros, launch.values(small(E)),
-        launch.measure(case), beside_shipped(case, known), WGMMA, THREADS,
+        launch.measure(case), beside_shipped(case, known), WGMMA, launch.threads,
     )  # fmt: skip
 
 
@@ -45,6 +41,16 @@ NARROW = {"E": 128, "BN": 64, "stages": 8}
 EXPERIMENTS = [
     producer("copying warps", "four warps copy for two groups that multiply", 590, **NARROW),
     producer("copying warp", "one warp copies for both groups", 590, **NARROW, copying=1),
+    producer(
+        "copying warps show",
+        "copying warps show their copies to products",
+        600,
+        **NARROW,
+        shown="PRODUCERS",
+    ),
+    producer(
+        "three groups", "four warps copy for three groups", 600, **NARROW, groups=3, registers=160
+    ),
     producer("copying warps, 128 keys", "the same with fewer waits", 600, **WIDE),
     producer("turns", "the groups multiply in turn", 620, **WIDE, turns=1),
     producer(
@@ -76,7 +82,8 @@ EXPERIMENTS = [
         registers=240,
         order="AHEAD",
     ),
-    producer("boxes", "the unit that copies tensors copies", 600, **NARROW, copying=1, tensors=1),
-    producer("boxes, turns", "the same, and the groups multiply in turn", 630, **WIDE, copying=1,
-             turns=1, tensors=1),
-]  # fmt: skip
+    producer(
+        "boxes", "the unit that copies tensors copies", 610, **NARROW, copying=1, shown="UNIT"
+    ),
+    producer("boxes, turns", "the same in turn", 630, **WIDE, copying=1, shown="UNIT", turns=1),
+]

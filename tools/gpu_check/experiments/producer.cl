@@ -6,7 +6,7 @@
  *     key, value     (heads, S, HEAD_E)
  *     factor         the scale of scores, times log2(e)
  *     causal         1: row i attends to keys 0 … i
- *     global size    heads * ceil(L / BM) * 384, local size 384
+ *     global size    heads * ceil(L / BM) * local size; local size 32 * (WARPS + 4)
  *
  * The first WARPS warps are groups of four. Each group has 64 of the work-group's BM rows. The last four warps, or
  * one of them, copy tiles of BN keys, or of their values, in the order in which groups multiply them:
@@ -17,21 +17,28 @@
  * when all warps have multiplied it. So no warp that multiplies computes addresses of copies, and groups wait
  * neither for each other nor, with enough stages, for memory.
  *
+ *     -DWARPS           that multiply: 8, or 12
  *     -DHEAD_E          64 or 128
  *     -DBN              keys of a block, 64 or 128
  *     -DSTAGES          a power of two, at least 4
  *     -DPRODUCER_WARPS  that copy: 1 or 4
- *     -DTENSORS         1: one work-item asks the unit that copies tensors, by maps of query, key and value. A box
- *                       has 64 columns, and BM or BN rows
- *     -DREGISTERS       of a work-item that multiplies, by setmaxnreg; 0: as many as the others, 168
+ *     -DSHOWN_BY        who shows copies to products: MULTIPLIERS, behind their waits for a tile; or PRODUCERS,
+ *                       which then wait for their copies, two tiles later. UNIT: nobody has to, because one
+ *                       work-item asks the unit that copies tensors, by maps of query, key and value, for boxes
+ *                       of 64 columns and BM or BN rows
+ *     -DREGISTERS       of a work-item that multiplies, by setmaxnreg; 0: as many as the others
  *     -DORDER           when a group begins the scores of the next block:
  *                       BEHIND, with the result of the last block, behind the weights of the last block
  *                       AHEAD, before the weights of this block. The group has two blocks of scores
- *     -DTURNS           1, in the order BEHIND: a group begins products only after the other group has begun its
+ *     -DTURNS           1, in the order BEHIND, of two groups: a group begins products only after the other group has begun its
  *                       own, so that one computes weights while the other multiplies
  */
 #define BEHIND 0
 #define AHEAD  1
+
+#define MULTIPLIERS 0
+#define PRODUCERS   1
+#define UNIT        2
 
 #define DTYPE           CA_KERNEL_FLOAT16
 #define KEY_DTYPE       DTYPE
@@ -47,7 +54,6 @@
 #define CAP             warp_tanh
 #define WARP            CA_WARP_PTX_GROUPS
 #define LOCAL_ALIGNMENT GROUP_PANEL_BYTES
-#define WARPS           8 /* that multiply */
 #define MT              1
 #define STRIP           BN
 #define HEAD_EV         HEAD_E
@@ -57,7 +63,7 @@
 #include "kernels/attention/mma/softmax.clh" /* softmax_state */
 
 #define BM              (WARPS * 16)
-#define PRODUCERS       (PRODUCER_WARPS * WARP_LANES)
+#define COPYING         (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
 #define E_CHUNKS        (HEAD_E / 8)
 #define ROW_CHUNKS      8 /* of a panel */
 #define PANELS          (HEAD_E / 64)
@@ -73,8 +79,12 @@
 
 /* --- warps that copy -------------------------------------------------------------------------- */
 
-#define STEP_ROWS (PRODUCERS / E_CHUNKS) /* that are copied at once */
+#if SHOWN_BY != UNIT
+
+#define STEP_ROWS (COPYING / E_CHUNKS) /* that are copied at once */
 #define MIXES     (STEP_ROWS < 8 ? 8 / STEP_ROWS : 1)
+
+#define BEHIND_COPIES 2 /* tiles that are on their way when a tile is shown */
 
 /* A work-item's chunk of the first STEP_ROWS rows of a tile: bytes from the tile's start, by the order of
    chunks in rows that are STEP_ROWS apart. */
@@ -119,6 +129,35 @@ copy_tile(const warp_state *warp, const copied_chunk *own, uint tile, __global c
     }
 }
 
+/* Tile t is full when this work-item's copies are done. */
+INLINED void
+tile_is_copied(const warp_state *warp, uint t)
+{
+#if SHOWN_BY == MULTIPLIERS
+    phase_arrive_copied(FULL(warp->start, t));
+#else
+    warp_copies_end(warp);
+    if (t >= BEHIND_COPIES) {
+        WARP_COPIES_WAIT(warp, BEHIND_COPIES);
+        group_copies_arrive();
+        phase_arrive(FULL(warp->start, t - BEHIND_COPIES));
+    }
+#endif
+}
+
+/* The last tiles are full. */
+INLINED void
+all_are_copied(const warp_state *warp, uint tiles)
+{
+#if SHOWN_BY == PRODUCERS
+    WARP_COPIES_WAIT(warp, 0);
+    group_copies_arrive();
+    for (uint t = tiles - min(tiles, (uint)BEHIND_COPIES); t < tiles; t++) {
+        phase_arrive(FULL(warp->start, t));
+    }
+#endif
+}
+
 /* Copies the queries, and then all tiles. Tile 0 is full when the queries are there, too, because an arrival
    stands behind all copies before it. */
 INLINED void
@@ -137,15 +176,18 @@ copy_all(const warp_state *warp, __global const uint4 *query, __global const uin
         phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
         copy_tile(warp, &own, warp->start + RING_START + t % STAGES * TILE_BYTES(BN),
                   is_key ? keys : values, is_key ? keys_left : values_left, BN);
-        phase_arrive_copied(FULL(warp->start, t));
+        tile_is_copied(warp, t);
         keys += is_key ? BN * E_CHUNKS : 0;
         keys_left -= is_key ? BN : 0;
         values += is_key ? 0 : BN * E_CHUNKS;
         values_left -= is_key ? 0 : BN;
     }
+    all_are_copied(warp, 2 * (uint)blocks);
 }
 
-/* The same by the unit that copies tensors. The whole warp waits, and its first lane asks for boxes. */
+#else
+
+/* Copies the queries, and then all tiles, as boxes. The whole warp waits, and its first lane asks for them. */
 INLINED void
 copy_boxes(const warp_state *warp, __global const uchar *maps, int head, int i0, int blocks)
 {
@@ -153,7 +195,8 @@ copy_boxes(const warp_state *warp, __global const uchar *maps, int head, int i0,
     tensor_show(query);
     tensor_show(query + TENSOR_MAP_BYTES);
     tensor_show(query + 2 * TENSOR_MAP_BYTES);
-    int rows[2] = {0, 0}; /* of values and of keys that are copied */
+    int keys = 0; /* that are copied */
+    int values = 0;
     for (uint t = 0; t < 2 * (uint)blocks; t++) {
         const bool is_key = t == 0 || (t % 2 != 0 && t < 2 * (uint)blocks - 1);
         const uint full = FULL(warp->start, t);
@@ -162,21 +205,33 @@ copy_boxes(const warp_state *warp, __global const uchar *maps, int head, int i0,
         phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
         if (warp->lane == 0u) {
             phase_expect(full, TILE_BYTES(BN) + (t == 0 ? TILE_BYTES(BM) : 0));
-            if (t == 0) {
-                WARP_FOR (int p = 0; p < PANELS; p++) {
+            WARP_FOR (int p = 0; p < PANELS; p++) {
+                if (t == 0) {
                     tensor_copy(warp->start + p * (BM * GROUP_ROW_BYTES), query, 64 * p, i0, head,
                                 full);
                 }
-            }
-            WARP_FOR (int p = 0; p < PANELS; p++) {
-                tensor_copy(tile + p * (BN * GROUP_ROW_BYTES), map, 64 * p,
-                            is_key ? rows[1] : rows[0], head, full);
+                tensor_copy(tile + p * (BN * GROUP_ROW_BYTES), map, 64 * p, is_key ? keys : values,
+                            head, full);
             }
         }
-        rows[0] += is_key ? 0 : BN;
-        rows[1] += is_key ? BN : 0;
+        keys += is_key ? BN : 0;
+        values += is_key ? 0 : BN;
     }
 }
+
+/* The device's addresses of the arrays. */
+__kernel void
+addresses_of(__global const uint4 *query, __global const uint4 *key, __global const uint4 *value,
+             __global ulong *addresses)
+{
+    if (get_global_id(0) == 0) {
+        addresses[0] = (ulong)query;
+        addresses[1] = (ulong)key;
+        addresses[2] = (ulong)value;
+    }
+}
+
+#endif
 
 /* --- warps that multiply ---------------------------------------------------------------------- */
 
@@ -189,12 +244,20 @@ typedef struct {
     float factor;
 } attended_rows;
 
-/* Waits for tile t. Behind the wait, group_copies_arrive shows it to products, which read by another way. The
-   wait is a loop, and ptxas moves no weights over a loop. */
+/* Waits for tile t. The wait is a loop, and ptxas moves no weights over a loop. */
 INLINED void
 wait_for_tile(const warp_state *warp, uint t)
 {
     phase_wait(FULL(warp->start, t), PARITY(t));
+}
+
+/* Shows the tiles that have been waited for to products, which read local memory by another way. */
+INLINED void
+show_tiles(void)
+{
+    if (SHOWN_BY == MULTIPLIERS) {
+        group_copies_arrive();
+    }
 }
 
 /* The warp has multiplied tile t. */
@@ -312,7 +375,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
     wait_for_tile(warp, 0);
-    group_copies_arrive();
+    show_tiles();
     begin_turn(warp);
     group_begin();
     start_scores(warp, 0, scores[0]);
@@ -326,7 +389,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
         release(warp, t - 2); /* values of block n - 2, or keys 0 */
         wait_for_tile(warp, t);
-        group_copies_arrive();
+        show_tiles();
         begin_turn(warp);
         group_begin();
         start_scores(warp, t - 1, scores[0]);
@@ -338,7 +401,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         raised = weigh(warp, rows, n, softmax, scores, decay);
     }
     wait_for_tile(warp, 2 * (uint)blocks - 1);
-    group_copies_arrive();
+    show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
     start_result(warp, 2 * (uint)blocks - 1, weights, result[0]);
@@ -358,7 +421,7 @@ attend_block(const warp_state *warp, const attended_rows *rows, int n, softmax_s
     const uint t = 2 * (uint)n + 1;
     wait_for_tile(warp, t);
     wait_for_tile(warp, t + 1);
-    group_copies_arrive();
+    show_tiles();
     group_begin();
     start_scores(warp, t, next[0]);
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
@@ -380,7 +443,7 @@ attend_last(const warp_state *warp, const attended_rows *rows, int n, softmax_st
     float decay[ROWS];
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
     wait_for_tile(warp, 2 * (uint)n + 1);
-    group_copies_arrive();
+    show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
     start_result(warp, 2 * (uint)n + 1, weights, result[0]);
@@ -395,7 +458,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     float4 even[1][KEY_TILES] = {{(float4)0.0f}};
     float4 odd[1][KEY_TILES] = {{(float4)0.0f}};
     wait_for_tile(warp, 0);
-    group_copies_arrive();
+    show_tiles();
     group_begin();
     start_scores(warp, 0, even[0]);
     GROUP_WAIT(0);
@@ -433,18 +496,7 @@ write_rows(const warp_state *warp, const attended_rows *rows, int L, const softm
     }
 }
 
-#if TENSORS
-/* The device's addresses of the arrays. */
-__kernel void
-addresses_of(__global const uint4 *query, __global const uint4 *key, __global const uint4 *value,
-             __global ulong *addresses)
-{
-    if (get_global_id(0) == 0) {
-        addresses[0] = (ulong)query;
-        addresses[1] = (ulong)key;
-        addresses[2] = (ulong)value;
-    }
-}
+#if SHOWN_BY == UNIT
 #define MAPS , __global const uchar *maps
 #else
 #define MAPS
@@ -465,7 +517,7 @@ WARP_KERNEL(THREADS +
     const int blocks = (end + BN - 1) / BN;
     if (get_local_id(0) == 0) {
         WARP_FOR (uint t = 0; t < STAGES; t++) {
-            phase_start(FULL(warp.start, t), TENSORS ? 1 : PRODUCERS);
+            phase_start(FULL(warp.start, t), COPYING);
             phase_start(EMPTY(warp.start, t), WARPS);
         }
         group_copies_arrive(); /* shows the barriers to the unit that copies tensors */
@@ -476,7 +528,7 @@ WARP_KERNEL(THREADS +
         REGISTERS_DOWN(24);
 #endif
         if (warp.index < WARPS + PRODUCER_WARPS) {
-#if TENSORS
+#if SHOWN_BY == UNIT
             copy_boxes(&warp, maps, head, i0, blocks);
 #else
             const size_t first = (size_t)head * S * E_CHUNKS;
