@@ -273,14 +273,12 @@ WARP_KERNEL(THREADS) void attend_halves(__global const uint4 *query, __global co
     copy_tile(keys, key, first, keys_are_here);
     copy_tile(values, value, first, values_are_here);
     softmax_rows rows = {(float2)-FLT_MAX, (float2)0.0f, (float2)1.0f};
-    float4 result[TILES];
-    WARP_FOR (int n = 0; n < TILES; n++) {
-        result[n] = (float4)0.0f;
-    }
+    float4 scores[KEY_TILES] = {(float4)0.0f};
+    float4 sums[TILES] = {(float4)0.0f};
+    float4 result[TILES] = {(float4)0.0f};
     phase_wait(queries_are_here, 0u);
     for (int n = 0; n < blocks; n++) {
         const int j = n * BLOCK;
-        float4 scores[KEY_TILES];
         phase_wait(keys_are_here, (uint)n & 1u);
         group_begin();
         start_scores(&warp, queries, keys, scores);
@@ -298,7 +296,6 @@ WARP_KERNEL(THREADS) void attend_halves(__global const uint4 *query, __global co
         WARP_FOR (int k = 0; k < BLOCK / 16; k++) {
             split_tiles(scores[2 * k], scores[2 * k + 1], &weights, k);
         }
-        float4 sums[TILES];
         phase_wait(values_are_here, (uint)n & 1u);
         group_begin();
         start_sums(values, &weights, sums);
