@@ -7,18 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_check.experiment import Case, Experiment, shortest
+from gpu_check.float32 import LIFT, allowed_error, scale_of
 from gpu_check.opencl import Error
 
 ROWS = 64  # of a group
 THREADS = 128
 SPLIT_THREADS = 256
-LIFT = 2048.0  # of the low halves of values
 SMALL = 2.0**-20  # half of the columns of values: they need the lift
-
-
-def scale_of(array):
-    """Return the power of two that brings the largest magnitude to 2^14 … 2^15."""
-    return 2.0 ** (15 - np.frexp(np.abs(array).max())[1])
 
 
 def draw(case, seed=0):
@@ -32,34 +27,6 @@ def draw(case, seed=0):
         np.resize(np.roll(numbers, -at), np.prod(shape)).reshape(shape)
         for at, shape in zip(starts, shapes, strict=True)
     ]
-
-
-def attention_in(dtype, case, arrays):
-    """Return attention in a type, and the weights. Causal rows attend to keys 0 … row."""
-    query, key, value = (x.astype(dtype) for x in arrays)
-    scores = query @ key.swapaxes(-1, -2) * dtype(1 / np.sqrt(case.E))
-    if case.causal:
-        scores = np.where(np.tri(case.L, case.S, dtype=bool), scores, dtype(-np.inf))
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights @ value, weights
-
-
-def allowed_error(case, arrays):
-    """Return the result in float64, and how far each number of a float32 one may be from it.
-
-    The bound is that of the tests: docs/numerics.md.
-    """
-    from clattn._commands.rounding import epsilon, explained, half_step, unit_of
-
-    right, weights = attention_in(np.float64, case, arrays)
-    plain, _ = attention_in(np.float32, case, arrays)
-    norms = [np.linalg.norm(x.astype(np.float64), axis=-1) for x in arrays[:2]]
-    keys = np.where(weights > 0, norms[1][:, None], 0).max(-1)
-    most = (norms[0] * keys / np.sqrt(case.E))[..., None]
-    square = weights @ np.square(arrays[2].astype(np.float64))
-    unit = unit_of(epsilon(np.float32) * (1 + most / 2), square, right)
-    return right, half_step(right, np.float32) + explained(right, plain, unit)
 
 
 @dataclass
@@ -116,7 +83,7 @@ def compare(context, program, case):
     halves = Halves(context, program, case, arrays)
     for launch in halves.launches():
         context.run(*launch)
-    right, allowed = allowed_error(case, arrays)
+    right, allowed = allowed_error(arrays, case.causal)
     got = halves.result()
     halves.release()
     shares = np.abs(got - right) / allowed
