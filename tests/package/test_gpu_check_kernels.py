@@ -320,6 +320,26 @@ def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
 # --- experiments ---------------------------------------------------------------------------------
 
 
+@pytest.mark.cpus
+def test_experiments_take_times(tool, monkeypatch):
+    """Of a kernel, the least one, as a rate of a case; of clattn's own call, on any device."""
+    case = tool.experiment.Case(1, 2, 20, 30, 64, causal=True)
+    assert case.operations == 4 * 2 * (20 * 21 / 2) * 64
+    seconds = iter([9.0, *[4e-9] * 5, 2e-9, *[4e-9] * 200])
+    launch = tool.experiment.Launch("one", threads=128, rows=16)
+    context = SimpleNamespace(buffer=lambda given: given, release=lambda *given: None,
+                              seconds=lambda *given: next(seconds))  # fmt: skip
+    program = SimpleNamespace(kernel=lambda name: name)
+    rate = launch.measure(case)(context, program)
+    assert rate == case.operations / 2e-9 / 1e12
+    context.words = "cpu"
+    assert "TFLOP/s now, 515 on" in tool.experiment.beside_shipped(case, 515)(context)
+    context.words = "no such device"
+    assert "515 TFLOP/s on an H200 before (now: " in tool.experiment.beside_shipped(case, 515)(
+        context
+    )
+
+
 def test_experiments_stand_beside_their_predictions(tool, tmp_path):
     """The better of two compilers' figures counts. A compiler whose numbers are wrong is named."""
     rates = {"driver": 300.0, "clang": 450.0}

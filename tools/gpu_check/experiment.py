@@ -6,6 +6,7 @@ says in seconds whether the idea is worth more work.
 """
 
 import ctypes as c
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Experiment:
 
     def carried(self, folder):
         """Return where clang's PTX lies in the folder that is carried."""
-        return Path(folder) / CARRIED / f"{self.name.replace(' ', '_')}.ptx"
+        return Path(folder) / CARRIED / (re.sub(r"\W+", "_", self.name) + ".ptx")
 
 
 def by_driver(context, experiment, text):
@@ -165,11 +166,10 @@ def shortest(context, launch, seconds=0.4):
     return min(times)
 
 
-def shipped(case, count=10, turns=5):
-    """Return the seconds of a call of clattn on Tensors, back to back, on the same device."""
+def shipped(case, device, count=10, turns=5):
+    """Return the seconds of a call of clattn on Tensors, back to back, on a device."""
     import clattn
 
-    device = next(d for d in clattn.devices() if "GPU" in d.type.upper())
     arrays = [x.reshape(case.batch, case.heads, -1, case.E) for x in draw(case, seed=1)]
     query, key, value = (clattn.tensor(x, device) for x in arrays)
     out = clattn.tensor(np.zeros_like(arrays[0]), device)
@@ -188,7 +188,7 @@ def beside_shipped(case, known):
 
     def say(context):
         try:
-            rate = case.operations / shipped(case) / 1e12
+            rate = case.operations / shipped(case, context.words) / 1e12
         except Exception as error:  # a baseline must not cost the figure
             return f"shipped: {known:g} TFLOP/s on an H200 before (now: {type(error).__name__})"
         return f"shipped: {rate:.0f} TFLOP/s now, {known:g} on an H200 before"

@@ -32,51 +32,54 @@ def producer(name, claim, predicted, *, E, BN, stages, groups=2, copying=4, show
     )  # fmt: skip
 
 
-WIDE = {"E": 128, "BN": 128, "stages": 4, "registers": 240}
 NARROW = {"E": 128, "BN": 64, "stages": 8}
+WIDE = {"E": 128, "BN": 128, "stages": 4, "registers": 240}
+BEFORE = {**NARROW, "registers": 240, "order": "AHEAD"}
+SMALL = {"E": 64, "BN": 128, "stages": 4}
 
+# In the order of what they are worth. docs/lab/gpus.md says where predictions come from.
 EXPERIMENTS = [
-    producer("copying warps", "four warps copy for two groups that multiply", 590, **NARROW),
-    producer("copying warp", "one warp copies for both groups", 590, **NARROW, copying=1),
+    producer("copying warps", "four warps copy for two groups that multiply", 600, **NARROW),
     producer(
-        "copying warps show",
+        "ahead", "and scores of a block begin before the weights of the last one", 650, **BEFORE
+    ),
+    producer("turns", "blocks of 128 keys; the groups multiply in turn", 630, **WIDE, turns=1),
+    producer(
+        "ahead, shown by producers",
         "copying warps show their copies to products",
-        600,
-        **NARROW,
+        660,
+        **BEFORE,
         shown="PRODUCERS",
     ),
     producer(
-        "three groups", "four warps copy for three groups", 600, **NARROW, groups=3, registers=160
-    ),
-    producer("copying warps, 128 keys", "the same with fewer waits", 600, **WIDE),
-    producer("turns", "the groups multiply in turn", 620, **WIDE, turns=1),
-    producer(
-        "ahead",
-        "scores of the next block begin before the weights of this one",
-        640,
+        "three groups",
+        "four warps copy for three groups; the last wave is a fifth full",
+        600,
         **NARROW,
-        registers=240,
-        order="AHEAD",
+        groups=3,
+        registers=160,
     ),
-    producer("turns, causal", "the same, causal", 550, **WIDE, turns=1, causal=True),
-    producer(
-        "ahead, causal",
-        "the same, causal",
-        560,
-        **NARROW,
-        registers=240,
-        order="AHEAD",
-        causal=True,
-    ),
-    producer("turns, E 64", "the groups multiply in turn", 480, E=64, BN=128, stages=8, turns=1),
+    producer("one copying warp", "one warp copies for both groups", 600, **NARROW, copying=1),
+    producer("128 keys", "blocks of 128 keys: half as many waits", 610, **WIDE),
+    producer("ahead, causal", "as ahead", 550, **BEFORE, causal=True),
+    producer("turns, causal", "as turns", 530, **WIDE, turns=1, causal=True),
+    producer("turns, E 64", "as turns", 520, **SMALL, turns=1),
     producer(
         "ahead, E 64",
-        "scores of the next block first",
-        500,
+        "as ahead, in blocks of 64 keys",
+        510,
         E=64,
         BN=64,
         stages=8,
         registers=240,
         order="AHEAD",
+    ),
+    producer(
+        "three groups, E 64",
+        "four warps copy for three groups",
+        500,
+        **SMALL,
+        groups=3,
+        registers=160,
     ),
 ]
