@@ -320,6 +320,12 @@ def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
 # --- experiments ---------------------------------------------------------------------------------
 
 
+def test_predictions_stand_in_the_lab(tool):
+    text = (tool.needs.ROOT / "docs/lab/gpus.md").read_text().partition("## Predictions")[2]
+    for experiment in tool.experiments.EXPERIMENTS.values():
+        assert f"\n| {experiment.name} | {experiment.predicted:g}" in text, experiment.name
+
+
 @pytest.mark.cpus
 def test_experiments_take_times(tool, monkeypatch):
     """Of a kernel, the least one, as a rate of a case; of clattn's own call, on any device."""

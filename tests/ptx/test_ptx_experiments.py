@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The experiments of tools/gpu_check as PTX: values by the interpreter, registers by ptxas."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -31,11 +32,32 @@ def compare(programs, name, edit=None):
 
 # One of each program. Experiments with the same one differ in the case that is timed.
 PROGRAMS = {(e.file, e.macros): name for name, e in EXPERIMENTS.items()}.values()
+LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
+CLOCKS = [name for name in EXPERIMENTS if "clock" in name]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLOCKS}))
 def test_values(programs, name):
     assert compare(programs, name)
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_clocks(programs, name):
+    """The parts of the work are in the first row of each group; other rows are results.
+
+    The interpreter's clock counts what all warps do.
+    """
+    experiment = EXPERIMENTS[name]
+    names = tool.prefill.PARTS["AHEAD" if "ahead" in name else "BEHIND"]
+    case = tool.experiment.Case(1, 1, 128, 300, 128)
+    text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
+    context, program = by_clang(programs, experiment, text)
+    said = LAUNCH.parts(case, names)(context, program)
+    found = re.findall(r"([a-z ]+) (\d+)", said.partition(":")[2])
+    assert [words.strip() for words, _ in found] == [*names, "together"]
+    assert 0 < int(found[-1][1]) < 1000
+    with pytest.raises(tool.opencl.Error, match="numbers are wrong, the first at \\(0, 0, 0"):
+        LAUNCH.compare(context, program, case)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -60,7 +82,6 @@ def test_faults_of_products(programs, old, new, says):
         compare(programs, "products of groups", (old, new))
 
 
-LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
 WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
 WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
 RELEASE = "phase_arrive(EMPTY(warp->start, t));"

@@ -72,6 +72,7 @@ class Experiment:
     beside: Callable = lambda context: ""  # text: the figure of the shipped kernel, here or before
     rate: float = 0.0  # of the instruction that limits the kernel, in `unit`
     alone: int = 0  # work-items of a group that has all registers of a unit
+    notes: Callable = lambda context, program: ""  # text: more that the kernel measures
 
     def share(self, measured):
         """Return the measured figure's share of the prediction. Above 1 it is better."""
@@ -120,6 +121,7 @@ def run(context, experiment, text, carried):
             said.append(f"{compiler}: {experiment.values(context, program)}")
             figures[compiler] = experiment.measure(context, program)
             said[-1] += f"; {figures[compiler]:.4g} {experiment.unit}"
+            said[-1] += experiment.notes(context, program)
         except Error as error:
             wrong.append(f"{compiler}: {' '.join(str(error).split())[:400]}")
     if not figures:
@@ -260,6 +262,25 @@ class Launch:
             raise Error(f"{case}: {int(wrong.sum())} of {wrong.size} numbers are wrong, the first "
                         f"at {at} is {got[at]}, not {exact(case, arrays)[at]:.5g}")  # fmt: skip
         return float(difference.max()) / allowed
+
+    def parts(self, case, names):
+        """Return a function for `notes`: cycles of a block, of kernels that write them.
+
+        The first numbers of each 64th row are those of a group of warps.
+        """
+
+        def say(context, program):
+            arrays = draw(case)
+            size = arrays[0].nbytes
+            output = context.buffer(size)
+            context.run(*self.arguments(context, program, case, arrays, output))
+            words = np.frombuffer(context.read(output, size), np.uint32)
+            rows = words.reshape(case.batch * case.heads, case.L, -1)[:, ::64, : len(names)]
+            cycles = rows.reshape(-1, len(names)).mean(0)
+            parts = [f"{name} {n:.0f}" for name, n in zip(names, cycles, strict=True)]
+            return f", cycles of a block: {', '.join(parts)}, together {cycles.sum():.0f}"
+
+        return say
 
     def values(self, cases):
         """Return a function for `values`: each of some small cases."""

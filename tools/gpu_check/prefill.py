@@ -10,6 +10,13 @@ LONG = {
     (64, False): (Case(1, 32, 8192, 8192, 64), 452),
     (64, True): (Case(1, 32, 8192, 8192, 64, causal=True), 386),
 }
+# What the kernel's clock tells apart, by the order of products.
+PARTS = {
+    "BEHIND": ("waits for keys", "rounds weights", "waits for values", "begins products",
+               "waits for scores", "weighs"),
+    "AHEAD": ("waits for tiles", "begins scores", "weighs", "rounds weights", "begins the result",
+              "waits for scores"),
+}  # fmt: skip
 
 
 def small(E):
@@ -20,15 +27,17 @@ def small(E):
 
 
 def producer(name, claim, predicted, *, E, BN, stages, groups=2, copying=4, shown="MULTIPLIERS",
-             registers=0, order="BEHIND", turns=0, causal=False):  # fmt: skip
+             registers=0, order="BEHIND", turns=0, causal=False, clock=0):  # fmt: skip
     case, known = LONG[E, causal]
     macros = (f"WARPS={4 * groups}", f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}",
               f"PRODUCER_WARPS={copying}", f"SHOWN_BY={shown}", f"REGISTERS={registers}",
-              f"ORDER={order}", f"TURNS={turns}")  # fmt: skip
+              f"ORDER={order}", f"TURNS={turns}", f"CLOCK={clock}")  # fmt: skip
     launch = Launch("producer", threads=128 * (groups + 1), rows=64 * groups)
+    notes = {"notes": launch.parts(case, PARTS[order])} if clock else {}
+    values = (lambda context, program: "not compared") if clock else launch.values(small(E))
     return Experiment(
-        name, claim, predicted, "TFLOP/s", "producer.cl", macros, launch.values(small(E)),
-        launch.measure(case), beside_shipped(case, known), WGMMA, launch.threads,
+        name, claim, predicted, "TFLOP/s", "producer.cl", macros, values, launch.measure(case),
+        beside_shipped(case, known), WGMMA, launch.threads, **notes,
     )  # fmt: skip
 
 
@@ -61,6 +70,8 @@ EXPERIMENTS = [
     ),
     producer("one copying warp", "one warp copies for both groups", 600, **NARROW, copying=1),
     producer("128 keys", "blocks of 128 keys: half as many waits", 610, **WIDE),
+    producer("copying warps, clock", "where the cycles of a block go", 580, **NARROW, clock=1),
+    producer("ahead, clock", "where the cycles of a block go", 630, **BEFORE, clock=1),
     producer("ahead, causal", "as ahead", 550, **BEFORE, causal=True),
     producer("turns, causal", "as turns", 530, **WIDE, turns=1, causal=True),
     producer("turns, E 64", "as turns", 520, **SMALL, turns=1),
