@@ -276,6 +276,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """Copies the loader of this machine, and uses no network."""
     monkeypatch.setattr(tool.needs, "run_machine_code", lambda: ("exit status 0\nfine", ""))
     monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
+    monkeypatch.setattr(tool.needs, "make_experiments", lambda folder: "no clang either")
     asked = []
     monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
@@ -290,6 +291,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     assert str(carried) in said.out
     assert asked == [(carried / "cuda", tool.main.KEY_ROWS)]
     assert "not there: PTX for CUDA: no clang" in said.err
+    assert "not there: PTX of experiments: no clang either" in said.err
 
 
 def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):

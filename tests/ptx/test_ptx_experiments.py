@@ -41,6 +41,17 @@ def test_values(programs, name):
     assert compare(programs, name)
 
 
+def test_what_is_carried(programs, tmp_path):
+    """PTX that a driver loads as it is."""
+    experiment = EXPERIMENTS["ahead"]
+    assert tool.experiment.prepare(tmp_path, [experiment]) == 0
+    text = experiment.carried(tmp_path).read_text()
+    assert ".target sm_90a" in text and ".reqntid 384, 1, 1\n.minnctapersm 1\n{" in text
+    assert "\tsetmaxnreg.inc.sync.aligned.u32 240;" in text
+    missing = replace(experiment, macros=("HEAD_E=64",))
+    assert tool.experiment.prepare(tmp_path, [missing]).startswith("ahead: clang")
+
+
 @pytest.mark.parametrize("name", CLOCKS)
 def test_clocks(programs, name):
     """The parts of the work are in the first row of each group; other rows are results.

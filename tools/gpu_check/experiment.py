@@ -6,6 +6,7 @@ says in seconds whether the idea is worth more work.
 """
 
 import ctypes as c
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -168,6 +169,7 @@ def shortest(context, launch, seconds=0.4):
     return min(times)
 
 
+@functools.cache
 def shipped(case, device, count=10, turns=5):
     """Return the seconds of a call of clattn on Tensors, back to back, on a device."""
     import clattn
@@ -205,6 +207,7 @@ def beside_shipped(case, known):
 HALF_ERROR = 2.25 * 2.0**-11
 
 
+@functools.lru_cache(maxsize=2)
 def draw(case, seed=0):
     """Return query, key and value of a case: (batch * heads, L or S, E)."""
     rng = np.random.default_rng(seed)
