@@ -276,6 +276,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """Copies the loader of this machine, and uses no network."""
     monkeypatch.setattr(tool.needs, "run_machine_code", lambda: ("exit status 0\nfine", ""))
     monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
+    monkeypatch.setattr(tool.needs, "make_experiments", lambda folder: "no clang either")
     asked = []
     monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
@@ -290,6 +291,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     assert str(carried) in said.out
     assert asked == [(carried / "cuda", tool.main.KEY_ROWS)]
     assert "not there: PTX for CUDA: no clang" in said.err
+    assert "not there: PTX of experiments: no clang either" in said.err
 
 
 def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
@@ -318,6 +320,32 @@ def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
 
 
 # --- experiments ---------------------------------------------------------------------------------
+
+
+def test_predictions_stand_in_the_lab(tool):
+    text = (tool.needs.ROOT / "docs/lab/gpus.md").read_text().partition("## Predictions")[2]
+    for experiment in tool.experiments.EXPERIMENTS.values():
+        assert f"\n| {experiment.name} | {experiment.predicted:g}" in text, experiment.name
+
+
+@pytest.mark.cpus
+def test_experiments_take_times(tool, monkeypatch):
+    """Of a kernel, the least one, as a rate of a case; of clattn's own call, on any device."""
+    case = tool.experiment.Case(1, 2, 20, 30, 64, causal=True)
+    assert case.operations == 4 * 2 * (20 * 21 / 2) * 64
+    seconds = iter([9.0, *[4e-9] * 5, 2e-9, *[4e-9] * 200])
+    launch = tool.experiment.Launch("one", threads=128, rows=16)
+    context = SimpleNamespace(buffer=lambda given: given, release=lambda *given: None,
+                              seconds=lambda *given: next(seconds))  # fmt: skip
+    program = SimpleNamespace(kernel=lambda name: name)
+    rate = launch.measure(case)(context, program)
+    assert rate == case.operations / 2e-9 / 1e12
+    context.words = "cpu"
+    assert "TFLOP/s now, 515 on" in tool.experiment.beside_shipped(case, 515)(context)
+    context.words = "no such device"
+    assert "515 TFLOP/s on an H200 before (now: " in tool.experiment.beside_shipped(case, 515)(
+        context
+    )
 
 
 def test_experiments_stand_beside_their_predictions(tool, tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The experiments of tools/gpu_check as PTX: values by the interpreter, registers by ptxas."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -31,11 +32,43 @@ def compare(programs, name, edit=None):
 
 # One of each program. Experiments with the same one differ in the case that is timed.
 PROGRAMS = {(e.file, e.macros): name for name, e in EXPERIMENTS.items()}.values()
+LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
+CLOCKS = [name for name in EXPERIMENTS if "clock" in name]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLOCKS}))
 def test_values(programs, name):
     assert compare(programs, name)
+
+
+def test_what_is_carried(programs, tmp_path):
+    """PTX that a driver loads as it is."""
+    experiment = EXPERIMENTS["ahead"]
+    assert tool.experiment.prepare(tmp_path, [experiment]) == 0
+    text = experiment.carried(tmp_path).read_text()
+    assert ".target sm_90a" in text and ".reqntid 384, 1, 1\n.minnctapersm 1\n{" in text
+    assert "\tsetmaxnreg.inc.sync.aligned.u32 240;" in text
+    missing = replace(experiment, macros=("HEAD_E=64",))
+    assert tool.experiment.prepare(tmp_path, [missing]).startswith("ahead: clang")
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_clocks(programs, name):
+    """The parts of the work are in the first row of each group; other rows are results.
+
+    The interpreter's clock counts what all warps do.
+    """
+    experiment = EXPERIMENTS[name]
+    names = tool.prefill.PARTS["AHEAD" if "ahead" in name else "BEHIND"]
+    case = tool.experiment.Case(1, 1, 128, 300, 128)
+    text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
+    context, program = by_clang(programs, experiment, text)
+    said = LAUNCH.parts(case, names)(context, program)
+    found = re.findall(r"([a-z ]+) (\d+)", said.partition(":")[2])
+    assert [words.strip() for words, _ in found] == [*names, "together"]
+    assert 0 < int(found[-1][1]) < 1000
+    with pytest.raises(tool.opencl.Error, match="numbers are wrong, the first at \\(0, 0, 0"):
+        LAUNCH.compare(context, program, case)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -68,7 +101,6 @@ def test_faults_of_text(programs, name, old, new, says):
         compare(programs, name, (old, new))
 
 
-LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
 WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
 WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
 RELEASE = "phase_arrive(EMPTY(warp->start, t));"
@@ -89,8 +121,8 @@ FAULTS = [
     ("copying warps", "t), WARPS);", "t), 4);", "8 arrivals at a barrier that awaits 4"),
     ("copying warps", "t), COPYING);", "t), 1);", "arrivals at a barrier that awaits 1"),
     ("copying warps", "group_copies_arrive();", "", "not shown"),
-    ("copying warps show", "group_copies_arrive();", "", "not shown"),
-    ("copying warps show", "WARP_COPIES_WAIT(warp, BEHIND_COPIES);", "", "on its way"),
+    ("ahead, shown by producers", "group_copies_arrive();", "", "not shown"),
+    ("ahead, shown by producers", "WARP_COPIES_WAIT(warp, BEHIND_COPIES);", "", "on its way"),
     ("copying warps", "barrier(CLK_LOCAL_MEM_FENCE);", "", "a race"),
     ("ahead", *EARLY_RELEASE, "has read before|a product reads"),
     ("ahead", "REGISTERS_DOWN(24);", "", "all warps wait"),

@@ -109,6 +109,7 @@ class Machine:
             "%ntid.x": np.full(self.lanes, work_items, np.uint32),
             "%ctaid.x": np.zeros(self.lanes, np.uint32),
             "%nctaid.x": np.zeros(self.lanes, np.uint32),
+            "%clock": np.zeros(self.lanes, np.uint32),  # counts blocks of instructions
         }
         self.memory = {"const": ReadOnly("constants", program.constants)}
         self.waits = {}  # of some warps: functions of a warp, by their places in the code
@@ -459,6 +460,7 @@ class Machine:
         start, steps, jump, argument = block
         self.executing = executing = True if active.all() else active
         self.executing_lanes = np.flatnonzero(active)
+        self.special["%clock"] += np.uint32(1)
         n = 0
         try:
             for step in steps:

@@ -32,6 +32,7 @@
  *                       AHEAD, before the weights of this block. The group has two blocks of scores
  *     -DTURNS           1, in the order BEHIND, of two groups: a group begins products only after the other group has begun its
  *                       own, so that one computes weights while the other multiplies
+ *     -DCLOCK           1: the first numbers of a group's first row are cycles, of all blocks but the first one
  */
 #define BEHIND 0
 #define AHEAD  1
@@ -235,6 +236,43 @@ addresses_of(__global const uint4 *query, __global const uint4 *key, __global co
 
 /* --- warps that multiply ---------------------------------------------------------------------- */
 
+/* Cycles of a part of the work, over all blocks. */
+#define PARTS 6
+typedef struct {
+    uint before;
+    uint parts[PARTS];
+} part_clock;
+
+INLINED uint
+clock_now(void)
+{
+    uint now;
+    __asm__ volatile("mov.u32 %0, %%clock;" : "=r"(now) : : "memory");
+    return now;
+}
+
+/* A part of the work ends here. */
+INLINED void
+end_part(part_clock *clock, int part)
+{
+    if (CLOCK) {
+        const uint now = clock_now();
+        clock->parts[part] += now - clock->before;
+        clock->before = now;
+    }
+}
+
+INLINED void
+start_clock(part_clock *clock)
+{
+    if (CLOCK) {
+        WARP_FOR (int n = 0; n < PARTS; n++) {
+            clock->parts[n] = 0u;
+        }
+        clock->before = clock_now();
+    }
+}
+
 /* The rows of a lane, and the keys that they attend to. */
 typedef struct {
     int row;    /* of the first one, counted from the head's row 0 */
@@ -369,7 +407,7 @@ weigh(const warp_state *warp, const attended_rows *rows, int n, softmax_state *s
 
 INLINED void
 attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_state *softmax,
-       float4 (*result)[EV_TILES])
+       float4 (*result)[EV_TILES], part_clock *clock)
 {
     float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
     uint4 weights[KEY_STEPS];
@@ -383,22 +421,29 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     GROUP_WAIT(0);
     group_keep(scores[0], BN);
     bool raised = weigh(warp, rows, 0, softmax, scores, decay);
+    start_clock(clock);
     for (int n = 1; n < blocks; n++) {
         const uint t = 2 * (uint)n;
         wait_for_tile(warp, t - 1); /* keeps the weights before it */
+        end_part(clock, 0);
         FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
         release(warp, t - 2); /* values of block n - 2, or keys 0 */
+        end_part(clock, 1);
         wait_for_tile(warp, t);
         show_tiles();
         begin_turn(warp);
+        end_part(clock, 2);
         group_begin();
         start_scores(warp, t - 1, scores[0]);
         start_result(warp, t, weights, result[0]);
         end_turn(warp);
+        end_part(clock, 3);
         GROUP_WAIT(1);
         group_keep(scores[0], BN);
         release(warp, t - 1);
+        end_part(clock, 4);
         raised = weigh(warp, rows, n, softmax, scores, decay);
+        end_part(clock, 5);
     }
     wait_for_tile(warp, 2 * (uint)blocks - 1);
     show_tiles();
@@ -414,7 +459,8 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
 /* Block n has scores, and another one behind it begins. Then the result of block n begins. */
 INLINED void
 attend_block(const warp_state *warp, const attended_rows *rows, int n, softmax_state *softmax,
-             float4 (*scores)[KEY_TILES], float4 (*next)[KEY_TILES], float4 (*result)[EV_TILES])
+             float4 (*scores)[KEY_TILES], float4 (*next)[KEY_TILES], float4 (*result)[EV_TILES],
+             part_clock *clock)
 {
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
@@ -422,17 +468,23 @@ attend_block(const warp_state *warp, const attended_rows *rows, int n, softmax_s
     wait_for_tile(warp, t);
     wait_for_tile(warp, t + 1);
     show_tiles();
+    end_part(clock, 0);
     group_begin();
     start_scores(warp, t, next[0]);
+    end_part(clock, 1);
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
     wait_for_tile(warp, t + 1); /* keeps the weights before it */
+    end_part(clock, 2);
     FINISH_RESULT(1, softmax, raised, decay, scores, result, weights);
     release(warp, t - 1); /* values of block n - 1, or keys 0 */
+    end_part(clock, 3);
     group_begin();
     start_result(warp, t + 1, weights, result[0]);
+    end_part(clock, 4);
     GROUP_WAIT(1);
     group_keep(next[0], BN);
     release(warp, t);
+    end_part(clock, 5);
 }
 
 INLINED void
@@ -453,7 +505,7 @@ attend_last(const warp_state *warp, const attended_rows *rows, int n, softmax_st
 
 INLINED void
 attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_state *softmax,
-       float4 (*result)[EV_TILES])
+       float4 (*result)[EV_TILES], part_clock *clock)
 {
     float4 even[1][KEY_TILES] = {{(float4)0.0f}};
     float4 odd[1][KEY_TILES] = {{(float4)0.0f}};
@@ -464,12 +516,13 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     GROUP_WAIT(0);
     group_keep(even[0], BN);
     int n = 0;
+    start_clock(clock);
     for (; n + 2 < blocks; n += 2) {
-        attend_block(warp, rows, n, softmax, even, odd, result);
-        attend_block(warp, rows, n + 1, softmax, odd, even, result);
+        attend_block(warp, rows, n, softmax, even, odd, result, clock);
+        attend_block(warp, rows, n + 1, softmax, odd, even, result, clock);
     }
     if (n + 1 < blocks) {
-        attend_block(warp, rows, n, softmax, even, odd, result);
+        attend_block(warp, rows, n, softmax, even, odd, result, clock);
         attend_last(warp, rows, n + 1, softmax, odd, result);
     } else {
         attend_last(warp, rows, n, softmax, even, result);
@@ -549,6 +602,13 @@ WARP_KERNEL(THREADS +
     if (TURNS && warp.index >= GROUP_WARPS) {
         end_turn(&warp); /* the first group begins */
     }
-    attend(&warp, &rows, blocks, &softmax, result);
-    write_rows(&warp, &rows, L, &softmax, result, output + (size_t)head * L * (HEAD_E / 2));
+    part_clock clock;
+    attend(&warp, &rows, blocks, &softmax, result, &clock);
+    output += (size_t)head * L * (HEAD_E / 2);
+    write_rows(&warp, &rows, L, &softmax, result, output);
+    if (CLOCK && warp.lane == 0u && warp.index % GROUP_WARPS == 0u && rows.row < L) {
+        WARP_FOR (int n = 0; n < PARTS; n++) {
+            output[rows.row * (HEAD_E / 2) + n] = clock.parts[n] / (uint)max(blocks - 1, 1);
+        }
+    }
 }
