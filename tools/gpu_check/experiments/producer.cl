@@ -188,49 +188,7 @@ copy_all(const warp_state *warp, __global const uint4 *query, __global const uin
 
 #else
 
-/* Copies the queries, and then all tiles, as boxes. The whole warp waits, and its first lane asks for them. */
-INLINED void
-copy_boxes(const warp_state *warp, __global const uchar *maps, int head, int i0, int blocks)
-{
-    const ulong query = tensor_map(maps);
-    tensor_show(query);
-    tensor_show(query + TENSOR_MAP_BYTES);
-    tensor_show(query + 2 * TENSOR_MAP_BYTES);
-    int keys = 0; /* that are copied */
-    int values = 0;
-    for (uint t = 0; t < 2 * (uint)blocks; t++) {
-        const bool is_key = t == 0 || (t % 2 != 0 && t < 2 * (uint)blocks - 1);
-        const uint full = FULL(warp->start, t);
-        const uint tile = warp->start + RING_START + t % STAGES * TILE_BYTES(BN);
-        const ulong map = query + (is_key ? 1 : 2) * TENSOR_MAP_BYTES;
-        phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
-        if (warp->lane == 0u) {
-            phase_expect(full, TILE_BYTES(BN) + (t == 0 ? TILE_BYTES(BM) : 0));
-            WARP_FOR (int p = 0; p < PANELS; p++) {
-                if (t == 0) {
-                    tensor_copy(warp->start + p * (BM * GROUP_ROW_BYTES), query, 64 * p, i0, head,
-                                full);
-                }
-                tensor_copy(tile + p * (BN * GROUP_ROW_BYTES), map, 64 * p, is_key ? keys : values,
-                            head, full);
-            }
-        }
-        keys += is_key ? BN : 0;
-        values += is_key ? 0 : BN;
-    }
-}
-
-/* The device's addresses of the arrays. */
-__kernel void
-addresses_of(__global const uint4 *query, __global const uint4 *key, __global const uint4 *value,
-             __global ulong *addresses)
-{
-    if (get_global_id(0) == 0) {
-        addresses[0] = (ulong)query;
-        addresses[1] = (ulong)key;
-        addresses[2] = (ulong)value;
-    }
-}
+#include "tools/gpu_check/experiments/producer_boxes.clh" /* copy_boxes */
 
 #endif
 
