@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tools/gpu_check: its items, smoke calls, probes and programs, on a CPU; what it prepares."""
 
+import ctypes
 import os
 import re
 import sys
@@ -8,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import clattn
+import numpy as np
 import pytest
 from support.gpu_check import POCL, load, put
 from support.processes import environment, run
@@ -326,6 +328,47 @@ def test_predictions_stand_in_the_lab(tool):
     text = (tool.needs.ROOT / "docs/lab/gpus.md").read_text().partition("## Predictions")[2]
     for experiment in tool.experiments.EXPERIMENTS.values():
         assert f"\n| {experiment.name} | {experiment.predicted:g}" in text, experiment.name
+
+
+class Libcuda:
+    """Answers with statuses, then with a map whose bytes say what was asked for."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.called = list(statuses), []
+
+    def cuTensorMapEncodeTiled(self, to, dtype, rank, address, *rest):
+        assert to.value % 64 == 0
+        if self.statuses:
+            return self.statuses.pop(0)
+        shape, strides, box, steps, *kinds = rest
+        words = (dtype, rank.value, address.value, *shape, *strides, *box, *steps, *kinds)
+        data = np.array(words, np.uint64).tobytes()
+        ctypes.memmove(to.value, data[:128], 128)
+        self.asked = words
+        return 0
+
+    def __getattr__(self, name):
+        self.called.append(name)
+        return lambda *given: 0
+
+
+def test_maps_of_tensors(tool, monkeypatch):
+    """The fastest dimension comes first, and strides are bytes. What libcuda lacks is made once."""
+    from gpu_check import tensor_maps
+
+    cuda = Libcuda(3, 201)
+    monkeypatch.setattr(tensor_maps, "load", lambda: cuda)
+    maker = tensor_maps.Maker()
+    data = maker.make(0x7F0000000010, (4, 100, 72), (1, 64, 32))
+    assert cuda.asked == (1, 3, 0x7F0000000010, 72, 100, 4, 144, 14400, 32, 64, 1, 1, 1, 1,
+                          0, 3, 3, 0)  # fmt: skip
+    assert len(data) == 128
+    assert data == np.array(cuda.asked, np.uint64).tobytes()[:128]
+    assert maker.needed == ["cuInit", "a context"]
+    assert cuda.called == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
+    monkeypatch.setattr(tensor_maps, "load", lambda: Libcuda(3, 3))
+    with pytest.raises(tool.opencl.Error, match=r"error 3, after \['cuInit'\]"):
+        tensor_maps.Maker().make(0, (1, 64, 64), (1, 64, 64))
 
 
 @pytest.mark.cpus

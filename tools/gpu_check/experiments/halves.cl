@@ -192,7 +192,7 @@ weigh(const warp_state *warp, softmax_rows *rows, float4 *scores, float factor)
         high = fmax(high, fmax(scores[n].xz, scores[n].yw));
     }
     rows->decay = (float2)1.0f;
-    const float2 above = fma(high, factor, -HEADROOM);
+    const float2 above = fma(high, (float2)factor, (float2)-HEADROOM);
     if (warp_any(warp, above.x > rows->base.x || above.y > rows->base.y)) {
         high = fmax(high * factor, rows->base);
         high =
