@@ -23,7 +23,7 @@ PARTS = {
 def small(E):
     """Return odd shapes: one block, several passes of the ring, rows and keys that end early."""
     return (
-        Case(1, 2, 5, 3, E), Case(1, 1, 70, 520, E), Case(1, 1, 200, 180, E, causal=True),
+        Case(1, 2, 5, 3, E), Case(1, 1, 70, 330, E), Case(1, 1, 140, 130, E, causal=True),
     )  # fmt: skip
 
 

@@ -363,19 +363,19 @@ class Machine:
 
     def go_on(self):
         """All warps stand still: let some go on, or all pass a barrier."""
-        if not self.waits or not self.barriers.go_on():
-            waits = {int(n): [] for n in np.unique(self.waits_at[self.at == WAITING])}
-            if not waits.keys() & self.waits.keys():
-                self.pass_barrier()
-                return
-            for warp in self.waiting_warps():
-                waits[int(self.waits_at[warp * WARP])].append(warp)
-            code = self.program.code
-            text = "; ".join(
-                f"warps {warps} at line {code[n].line}, {code[n].text}"
-                for n, warps in waits.items()
-            )
-            raise Refused(f"all warps wait, and none can go on: {text}")
+        if self.waits and self.barriers.go_on():
+            return
+        waits = {}
+        for warp in self.waiting_warps():
+            waits.setdefault(int(self.waits_at[warp * WARP]), []).append(warp)
+        if not waits.keys() & self.waits.keys():
+            self.pass_barrier()
+            return
+        code = self.program.code
+        text = [
+            f"warps {warps} at line {code[n].line}, {code[n].text}" for n, warps in waits.items()
+        ]
+        raise Refused(f"all warps wait, and none can go on: {'; '.join(text)}")
 
     def pass_barrier(self):
         """Lets all work-items pass a barrier, if each of them waits or has ended."""

@@ -20,7 +20,7 @@
  *     -DWARPS           that multiply: 8, or 12
  *     -DHEAD_E          64 or 128
  *     -DBN              keys of a block, 64 or 128
- *     -DSTAGES          a power of two, at least 4
+ *     -DSTAGES          a power of two, at least 4; 8 if producers show copies
  *     -DPRODUCER_WARPS  that copy: 1 or 4
  *     -DSHOWN_BY        who shows copies to products: MULTIPLIERS, behind their waits for a tile; or PRODUCERS,
  *                       which then wait for their copies, two tiles later. UNIT: nobody has to, because one
@@ -67,7 +67,6 @@
 #define COPYING         (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
 #define E_CHUNKS        (HEAD_E / 8)
 #define ROW_CHUNKS      8 /* of a panel */
-#define PANELS          (HEAD_E / 64)
 #define TILE_BYTES(n)   ((n) * HEAD_E * 2)
 #define RING_START      TILE_BYTES(BM)
 #define BARRIERS_START  (RING_START + STAGES * TILE_BYTES(BN))
