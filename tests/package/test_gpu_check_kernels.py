@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tools/gpu_check: its items, smoke calls, probes and programs, on a CPU; what it prepares."""
 
+import ctypes
 import os
 import re
 import sys
@@ -8,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import clattn
+import numpy as np
 import pytest
 from support.gpu_check import POCL, load, put
 from support.processes import environment, run
@@ -276,6 +278,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """Copies the loader of this machine, and uses no network."""
     monkeypatch.setattr(tool.needs, "run_machine_code", lambda: ("exit status 0\nfine", ""))
     monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
+    monkeypatch.setattr(tool.needs, "make_experiments", lambda folder: "no clang either")
     asked = []
     monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
@@ -290,6 +293,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     assert str(carried) in said.out
     assert asked == [(carried / "cuda", tool.main.KEY_ROWS)]
     assert "not there: PTX for CUDA: no clang" in said.err
+    assert "not there: PTX of experiments: no clang either" in said.err
 
 
 def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
@@ -318,6 +322,73 @@ def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
 
 
 # --- experiments ---------------------------------------------------------------------------------
+
+
+def test_predictions_stand_in_the_lab(tool):
+    text = (tool.needs.ROOT / "docs/lab/gpus.md").read_text().partition("## Predictions")[2]
+    for experiment in tool.experiments.EXPERIMENTS.values():
+        assert f"\n| {experiment.name} | {experiment.predicted:g}" in text, experiment.name
+
+
+class Libcuda:
+    """Answers with statuses, then with a map whose bytes say what was asked for."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.called = list(statuses), []
+
+    def cuTensorMapEncodeTiled(self, to, dtype, rank, address, *rest):
+        assert to.value % 64 == 0
+        if self.statuses:
+            return self.statuses.pop(0)
+        shape, strides, box, steps, *kinds = rest
+        words = (dtype, rank.value, address.value, *shape, *strides, *box, *steps, *kinds)
+        data = np.array(words, np.uint64).tobytes()
+        ctypes.memmove(to.value, data[:128], 128)
+        self.asked = words
+        return 0
+
+    def __getattr__(self, name):
+        self.called.append(name)
+        return lambda *given: 0
+
+
+def test_maps_of_tensors(tool, monkeypatch):
+    """The fastest dimension comes first, and strides are bytes. What libcuda lacks is made once."""
+    from gpu_check import tensor_maps
+
+    cuda = Libcuda(3, 201)
+    monkeypatch.setattr(tensor_maps, "load", lambda: cuda)
+    maker = tensor_maps.Maker()
+    data = maker.make(0x7F0000000010, (4, 100, 72), (1, 64, 32))
+    assert cuda.asked == (1, 3, 0x7F0000000010, 72, 100, 4, 144, 14400, 32, 64, 1, 1, 1, 1,
+                          0, 3, 3, 0)  # fmt: skip
+    assert len(data) == 128
+    assert data == np.array(cuda.asked, np.uint64).tobytes()[:128]
+    assert maker.needed == ["cuInit", "a context"]
+    assert cuda.called == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
+    monkeypatch.setattr(tensor_maps, "load", lambda: Libcuda(3, 3))
+    with pytest.raises(tool.opencl.Error, match=r"error 3, after \['cuInit'\]"):
+        tensor_maps.Maker().make(0, (1, 64, 64), (1, 64, 64))
+
+
+@pytest.mark.cpus
+def test_experiments_take_times(tool, monkeypatch):
+    """Of a kernel, the least one, as a rate of a case; of clattn's own call, on any device."""
+    case = tool.experiment.Case(1, 2, 20, 30, 64, causal=True)
+    assert case.operations == 4 * 2 * (20 * 21 / 2) * 64
+    seconds = iter([9.0, *[4e-9] * 5, 2e-9, *[4e-9] * 200])
+    launch = tool.experiment.Launch("one", threads=128, rows=16)
+    context = SimpleNamespace(buffer=lambda given: given, release=lambda *given: None,
+                              seconds=lambda *given: next(seconds))  # fmt: skip
+    program = SimpleNamespace(kernel=lambda name: name)
+    rate = launch.measure(case)(context, program)
+    assert rate == case.operations / 2e-9 / 1e12
+    context.words = "cpu"
+    assert "TFLOP/s now, 515 on" in tool.experiment.beside_shipped(case, 515)(context)
+    context.words = "no such device"
+    assert "515 TFLOP/s on an H200 before (now: " in tool.experiment.beside_shipped(case, 515)(
+        context
+    )
 
 
 def test_experiments_stand_beside_their_predictions(tool, tmp_path):

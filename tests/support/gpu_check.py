@@ -13,8 +13,8 @@ from support.processes import ROOT
 
 TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
-NAMES = ("check", "drivers", "experiment", "experiments", "items", "needs", "opencl", "probes",
-         "programs", "running", "smoke", "speed", "steps", "tables")  # fmt: skip
+NAMES = ("check", "drivers", "experiment", "experiments", "items", "needs", "opencl", "prefill",
+         "probes", "programs", "running", "smoke", "speed", "steps", "tables")  # fmt: skip
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from machine_code import common, nvidia
 from ptx.machine import Machine, Refused
+from ptx.tensor_copies import Map
 from support.gpu_check import load
 
 tool = load()
@@ -60,6 +61,10 @@ class Interpreted:
 
     def buffer(self, contents):
         return Buffer(bytes(contents))
+
+    def tensor_map(self, address, shape, box):
+        strides = np.cumprod(shape[::-1])[:-1] * 2
+        return Map(address, shape[::-1], tuple(strides), box[::-1]).encode(), []
 
     def release(self, *buffers):
         pass

@@ -6,6 +6,8 @@ says in seconds whether the idea is worth more work.
 """
 
 import ctypes as c
+import functools
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,11 +72,18 @@ class Experiment:
     measure: Callable
     beside: Callable = lambda context: ""  # text: the figure of the shipped kernel, here or before
     rate: float = 0.0  # of the instruction that limits the kernel, in `unit`
+    alone: int = 0  # work-items of a group that has all registers of a unit
+    notes: Callable = lambda context, program: ""  # text: more that the kernel measures
 
     def share(self, measured):
         """Return the measured figure's share of the prediction. Above 1 it is better."""
         better = self.predicted / measured if self.unit in TIMES else measured / self.predicted
         return round(better, 3)
+
+    def finish(self, ptx):
+        """Return PTX that uses instructions of groups of warps, from that of a compiler."""
+        ptx = nvidia.retarget(ptx)
+        return nvidia.give_all_registers(ptx, self.alone) if self.alone else ptx
 
     def options(self):
         return " ".join(f"-D{macro}" for macro in self.macros)
@@ -84,7 +93,7 @@ class Experiment:
 
     def carried(self, folder):
         """Return where clang's PTX lies in the folder that is carried."""
-        return Path(folder) / CARRIED / f"{self.name.replace(' ', '_')}.ptx"
+        return Path(folder) / CARRIED / (re.sub(r"\W+", "_", self.name) + ".ptx")
 
 
 def by_driver(context, experiment, text):
@@ -92,7 +101,7 @@ def by_driver(context, experiment, text):
     ptx = context.build(text, experiment.options()).ptx()
     if not ptx:
         raise Skipped("the driver's binary is no PTX")
-    return context.load(nvidia.retarget(ptx).encode())
+    return context.load(experiment.finish(ptx).encode())
 
 
 def run(context, experiment, text, carried):
@@ -113,6 +122,7 @@ def run(context, experiment, text, carried):
             said.append(f"{compiler}: {experiment.values(context, program)}")
             figures[compiler] = experiment.measure(context, program)
             said[-1] += f"; {figures[compiler]:.4g} {experiment.unit}"
+            said[-1] += experiment.notes(context, program)
         except Error as error:
             wrong.append(f"{compiler}: {' '.join(str(error).split())[:400]}")
     if not figures:
@@ -140,7 +150,7 @@ def prepare(folder, experiments):
             nvidia.to_ptx(programs, ROOT / experiment.source(), options, ptx)
         except CheckError as error:
             return f"{experiment.name}: {error}"
-        ptx.write_text(nvidia.retarget(ptx.read_text()))
+        ptx.write_text(experiment.finish(ptx.read_text()))
     return 0
 
 
@@ -159,11 +169,11 @@ def shortest(context, launch, seconds=0.4):
     return min(times)
 
 
-def shipped(case, count=10, turns=5):
-    """Return the seconds of a call of clattn on Tensors, back to back, on the same device."""
+@functools.cache
+def shipped(case, device, count=10, turns=5):
+    """Return the seconds of a call of clattn on Tensors, back to back, on a device."""
     import clattn
 
-    device = next(d for d in clattn.devices() if "GPU" in d.type.upper())
     arrays = [x.reshape(case.batch, case.heads, -1, case.E) for x in draw(case, seed=1)]
     query, key, value = (clattn.tensor(x, device) for x in arrays)
     out = clattn.tensor(np.zeros_like(arrays[0]), device)
@@ -182,7 +192,7 @@ def beside_shipped(case, known):
 
     def say(context):
         try:
-            rate = case.operations / shipped(case) / 1e12
+            rate = case.operations / shipped(case, context.words) / 1e12
         except Exception as error:  # a baseline must not cost the figure
             return f"shipped: {known:g} TFLOP/s on an H200 before (now: {type(error).__name__})"
         return f"shipped: {rate:.0f} TFLOP/s now, {known:g} on an H200 before"
@@ -197,6 +207,7 @@ def beside_shipped(case, known):
 HALF_ERROR = 2.25 * 2.0**-11
 
 
+@functools.lru_cache(maxsize=2)
 def draw(case, seed=0):
     """Return query, key and value of a case: (batch * heads, L or S, E)."""
     rng = np.random.default_rng(seed)
@@ -254,6 +265,25 @@ class Launch:
             raise Error(f"{case}: {int(wrong.sum())} of {wrong.size} numbers are wrong, the first "
                         f"at {at} is {got[at]}, not {exact(case, arrays)[at]:.5g}")  # fmt: skip
         return float(difference.max()) / allowed
+
+    def parts(self, case, names):
+        """Return a function for `notes`: cycles of a block, of kernels that write them.
+
+        The first numbers of each 64th row are those of a group of warps.
+        """
+
+        def say(context, program):
+            arrays = draw(case)
+            size = arrays[0].nbytes
+            output = context.buffer(size)
+            context.run(*self.arguments(context, program, case, arrays, output))
+            words = np.frombuffer(context.read(output, size), np.uint32)
+            rows = words.reshape(case.batch * case.heads, case.L, -1)[:, ::64, : len(names)]
+            cycles = rows.reshape(-1, len(names)).mean(0)
+            parts = [f"{name} {n:.0f}" for name, n in zip(names, cycles, strict=True)]
+            return f", cycles of a block: {', '.join(parts)}, together {cycles.sum():.0f}"
+
+        return say
 
     def values(self, cases):
         """Return a function for `values`: each of some small cases."""

@@ -9,11 +9,15 @@ import argparse
 import json
 import sys
 
-from gpu_check import items, rates
+from gpu_check import boxes, halves, items, prefill, rates
 from gpu_check.experiment import prepare, run
 from gpu_check.opencl import ROOT, Context, joined
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (*rates.EXPERIMENTS,)}
+EXPERIMENTS = {
+    experiment.name: experiment
+    for module in (rates, boxes, prefill, halves)
+    for experiment in module.EXPERIMENTS
+}
 
 
 def listed():

@@ -41,6 +41,7 @@ class Context:
                  if opencl_info.is_named(facts, words)]  # fmt: skip
         if not found:
             raise Error(f"no OpenCL device is {words!r}")
+        self.words = words
         self.handle, self.facts = found[0]
         self.cl = c.CDLL(opencl_info.LOADER)
         self.context = self.make("clCreateContext", None, 1, c.byref(self.handle), None, None)
@@ -124,6 +125,13 @@ class Context:
         """Return the address of a buffer's memory on the host."""
         return self.make("clEnqueueMapBuffer", self.queue, buffer, 1, c.c_ulong(3), c.c_size_t(0),
                          c.c_size_t(size), 0, None, None)  # fmt: skip
+
+    def tensor_map(self, address, shape, box):
+        """Return a map of an array, and what libcuda needed for it: tensor_maps.py."""
+        from gpu_check.tensor_maps import Maker
+
+        maker = Maker()
+        return maker.make(address, shape, box), maker.needed
 
     def release(self, *buffers):
         for buffer in buffers:

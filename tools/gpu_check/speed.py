@@ -91,7 +91,7 @@ def check_experiments(check):
         return Result("experiments", False, asked.ended(), tables.as_code(asked.tail()))
     listed = {row["name"]: row for row in json.loads(asked.said.splitlines()[-1])}
     command += ["--device", check.options.device, "--carried", check.carried]
-    lines = check.run_items("experiments", command, list(listed), 90)
+    lines = check.run_items("experiments", command, list(listed), 45)
     result = describe_items("experiments", lines, list(listed))
     result.body = f"{tables.describe_experiments(listed, lines)}\n\n{result.body}"
     return result

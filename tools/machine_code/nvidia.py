@@ -105,6 +105,15 @@ def retarget(text):
     return re.sub(r"\.version [0-7]\..*", ".version 8.0", text)
 
 
+def give_all_registers(text, threads):
+    """PTX whose kernels have one work-group of so many work-items on a unit.
+
+    Without these directives ptxas leaves out setmaxnreg.
+    """
+    size = rf"\1\n.reqntid {threads}, 1, 1\n.minnctapersm 1\n"
+    return re.sub(r"(\.entry\s+\w+\s*\([^)]*\))[^{]*", size, text)
+
+
 def assemble(programs, ptx, architecture, left_out):
     """Numbers of one row. `left_out` is what `shrink` has returned."""
     cubin = ptx.with_suffix(f".{architecture}.cubin")
@@ -124,12 +133,15 @@ def assemble(programs, ptx, architecture, left_out):
     }
 
 
-def compile_row(programs, kernel, options, devices):
-    """Numbers of a kernel and its macros for each device."""
+def compile_row(programs, kernel, options, devices, finish=retarget):
+    """Numbers of a kernel and its macros for each device.
+
+    `finish` changes PTX for RETARGETED.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
         to_ptx(programs, kernel, with_macros(kernel, options), ptx)
         left_out = shrink(ptx)
         if tuple(devices) == (RETARGETED,):
-            ptx.write_text(retarget(ptx.read_text()))
+            ptx.write_text(finish(ptx.read_text()))
         return [assemble(programs, ptx, device, left_out) for device in devices]

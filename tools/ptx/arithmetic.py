@@ -126,7 +126,9 @@ def assign(to, values, active):
 
 def compiled(machine, instruction):
     """Returns the function of an instruction, or None if the instruction is not one of these."""
-    make = MAKERS.get(instruction.parts[0])
+    make = PAIRS.get(instruction.name)
+    if make is None and instruction.parts[-1] in TYPES:
+        make = MAKERS.get(instruction.parts[0])
     return make(machine, instruction) if make else None
 
 
@@ -195,6 +197,18 @@ def multiply_wide(machine, instruction):
     to = machine.target(instruction.operands[0], wide)
     a, b = (machine.source(x, kind) for x in instruction.operands[1:])
     return lambda active: np.multiply(a, b, out=to, where=active, dtype=to.dtype)
+
+
+def multiply_halves(machine, instruction):
+    """Multiplies two numbers of float16 in each register."""
+    to, a, b = (x.view(np.float16) for x in operands_of(machine, instruction, "b32"))
+    pair = np.empty(len(to), np.float16)
+
+    def run(active):
+        np.multiply(a, b, out=pair)
+        assign(to.view(np.uint32), pair.view(np.uint32), active)
+
+    return run
 
 
 def multiply(machine, instruction):
@@ -348,6 +362,7 @@ def to_space(machine, instruction):
     return lambda active: np.add(x, step, out=to, where=active)
 
 
+PAIRS = {"mul.rn.f16x2": multiply_halves}  # of two numbers in a register
 MAKERS = {
     **dict.fromkeys(UFUNCS, elementwise),
     **dict.fromkeys(("rem", "bfe", "rcp", "ex2"), by_value),

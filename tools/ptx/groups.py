@@ -4,7 +4,8 @@
 A product runs until a warp waits for its set of products. Only then do the registers get its sums.
 The machine refuses a product of bytes that no fence has shown to products. While a product runs,
 the machine refuses a write to the local memory that the product reads, and a write to a register
-that holds its left matrix.
+that holds its left matrix. A sum is exact and then cut off, as on an H100, where it also loses what
+is below 2^-25 of its largest term (Xie et al., MMA-Sim, 2025).
 
 A matrix in local memory consists of panels. A row of a panel has 8 chunks of 16 bytes. Chunk c of
 row r lies at place c ^ r % 8.
@@ -45,11 +46,20 @@ class Panels:
         return place ^ (place >> 7 & 7) << 4
 
 
+def cut_off(sums):
+    """Turns doubles into floats as the unit does: towards zero."""
+    floats = sums.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        beyond = np.abs(floats.astype(np.float64)) > np.abs(sums)
+    return np.where(beyond, np.nextafter(floats, np.float32(0)), floats)
+
+
 class Product:
     """A product that runs, of one group."""
 
     def __init__(self, machine, first, registers, sums, adds):
         self.lanes = np.arange(first, first + LANES)
+        self.warps = np.unique(self.lanes // WARP)
         self.registers, self.sums, self.adds = registers, sums, adds
         self.granules = []  # of local memory that it reads
         self.left = []  # registers of the left matrix, and their numbers
@@ -63,7 +73,7 @@ class Product:
             column = 8 * (r // 4) + 2 * np.tile(T, WARPS) + r % 2
             sums = self.sums[16 * warp + row + 8 * (r // 2 % 2), column]
             before = register[self.lanes] if self.adds else np.float32(0)
-            register[self.lanes] = (sums + before).astype(np.float32)
+            register[self.lanes] = cut_off(sums + before)
 
 
 def compiled(machine, instruction):
@@ -80,7 +90,7 @@ def read(machine, product, places, kind):
     flat = places.ravel().astype(np.uint64)
     lanes = np.full(len(flat), product.lanes[0])
     bits = shared.read(flat, lanes, 2, 1).astype(np.uint16)
-    product.granules.append(shared.begin_product(flat))
+    product.granules.append(shared.begin_product(flat, product.warps))
     return doubles_of(bits, kind).reshape(places.shape)
 
 
@@ -145,7 +155,7 @@ def wait(machine, instruction):
                 for product in sets.pop(0):
                     product.end()
                     for granules in product.granules:
-                        shared.end_product(granules)
+                        shared.end_product(granules, product.warps)
 
     return run
 
