@@ -378,7 +378,7 @@ def test_experiments_take_times(tool, monkeypatch):
     assert case.operations == 4 * 2 * (20 * 21 / 2) * 64
     seconds = iter([9.0, *[4e-9] * 5, 2e-9, *[4e-9] * 200])
     launch = tool.experiment.Launch("one", threads=128, rows=16)
-    context = SimpleNamespace(buffer=lambda given: given, release=lambda *given: None,
+    context = SimpleNamespace(facts={}, buffer=lambda given: given, release=lambda *given: None,
                               seconds=lambda *given: next(seconds))  # fmt: skip
     program = SimpleNamespace(kernel=lambda name: name)
     rate = launch.measure(case)(context, program)

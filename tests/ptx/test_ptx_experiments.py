@@ -30,8 +30,8 @@ def compare(programs, name, edit=None):
     return experiment.values(*by_clang(programs, experiment, text, edit))
 
 
-# One of each program. Experiments with the same one differ in the case that is timed.
-PROGRAMS = {(e.file, e.macros): name for name, e in EXPERIMENTS.items()}.values()
+# One of each program and launch. Experiments with the same ones differ in the case that is timed.
+PROGRAMS = {(e.file, e.macros, "staying" in name): name for name, e in EXPERIMENTS.items()}.values()
 LAUNCH = tool.experiment.Launch("producer", threads=384, rows=128)
 CLOCKS = [name for name in EXPERIMENTS if "clock" in name]
 
@@ -102,6 +102,8 @@ def test_faults_of_text(programs, name, old, new, says):
 
 
 WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
+WAIT_QUERIES = "phase_wait(QUERIES(warp->start, turn), (turn / 2 & 1u) ^ 1u);"
+LAST_RELEASE = "release(warp, rows->tile + 2 * (uint)blocks - 1);"
 WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
 RELEASE = "phase_arrive(EMPTY(warp->start, t));"
 RESULT = "    GROUP_WAIT(1);\n    group_keep(next[0], BN);\n"
@@ -125,6 +127,10 @@ FAULTS = [
     ("ahead, shown by producers", "WARP_COPIES_WAIT(warp, BEHIND_COPIES);", "", "on its way"),
     ("copying warps", "barrier(CLK_LOCAL_MEM_FENCE);", "", "a race"),
     ("ahead", *EARLY_RELEASE, "has read before|a product reads"),
+    ("ahead, 2k, staying", "", "", None),
+    ("ahead, 2k, staying", WAIT_QUERIES, "", "a race"),
+    ("ahead, 2k, staying", "phase_arrive(QUERIES(warp->start, rows->turn));", "", "all warps wait"),
+    ("ahead, 2k, staying", LAST_RELEASE, "", "all warps wait"),
     ("ahead", "REGISTERS_DOWN(24);", "", "all warps wait"),
     ("ahead", "REGISTERS_UP(REGISTERS);", "REGISTERS_UP(REGISTERS + 8);", "all warps wait"),
     ("turns", "end_turn(&warp); /* the first group begins */", "", "all warps wait"),
@@ -134,11 +140,13 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "old", "new", "says"), FAULTS)
 def test_faults_of_producers(programs, name, old, new, says):
-    """A case of more tiles than stages, for one work-group."""
+    """A case of more tiles than stages, for one work-group. It may have three pieces of work."""
     experiment = EXPERIMENTS[name]
     macros = [macro.replace("STAGES=8", "STAGES=4") for macro in experiment.macros]
-    case = tool.experiment.Case(1, 1, 70, 300, 128)
-    experiment = replace(experiment, macros=macros, values=LAUNCH.values([case]))
+    stays = "staying" in name
+    case = tool.experiment.Case(1, 3 if stays else 1, 70, 40 if stays else 300, 128)
+    values = replace(LAUNCH, stays=stays).values([case])
+    experiment = replace(experiment, macros=macros, values=values)
     text = tool.opencl.joined(tool.opencl.ROOT, experiment.source())
     assert old in text
     program = by_clang(programs, experiment, text.replace(old, new))

@@ -39,7 +39,8 @@ class Interpreted:
 
     def __init__(self, programs, edit=None):
         self.programs, self.edit = programs, edit
-        self.facts = {"capability": "9.0", "type": "gpu", "local memory": 48 << 10}
+        self.facts = {"capability": "9.0", "type": "gpu", "local memory": 48 << 10,
+                      "compute units": 1}  # fmt: skip
         self.has_matrix_units = self.is_gpu = True
 
     def build(self, text, options=""):

@@ -233,20 +233,22 @@ def exact(case, arrays):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel of attention is launched: its work-group, and the rows that one computes.
+    """How a kernel of attention is launched: its work-group, and the rows of a piece of work.
 
-    Arguments are query, key, value, output, L, S, the scale times log2(e), causal.
+    Arguments are query, key, value, output, L, S, the scale times log2(e), causal, pieces of work.
     """
 
     kernel: str
     threads: int
     rows: int
+    stays: bool = False  # one work-group for each unit, and not for each piece
 
     def arguments(self, context, program, case, arrays, output):
         buffers = [context.buffer(x.tobytes()) for x in arrays]
-        groups = case.batch * case.heads * -(-case.L // self.rows)
+        pieces = case.batch * case.heads * -(-case.L // self.rows)
+        groups = min(pieces, context.facts["compute units"]) if self.stays else pieces
         scale = c.c_float(1 / np.sqrt(case.E) / np.log(2))
-        numbers = c.c_int(case.L), c.c_int(case.S), scale, c.c_int(case.causal)
+        numbers = c.c_int(case.L), c.c_int(case.S), scale, c.c_int(case.causal), c.c_int(pieces)
         shape = groups * self.threads, self.threads
         return program.kernel(self.kernel), *shape, *buffers, output, *numbers
 

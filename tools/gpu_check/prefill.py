@@ -23,18 +23,19 @@ PARTS = {
 def small(E):
     """Return odd shapes: one block, several passes of the ring, rows and keys that end early."""
     return (
-        Case(1, 2, 5, 3, E), Case(1, 1, 70, 330, E), Case(1, 1, 140, 130, E, causal=True),
+        Case(1, 3, 5, 3, E), Case(1, 1, 70, 330, E), Case(1, 1, 140, 130, E, causal=True),
     )  # fmt: skip
 
 
 def producer(name, claim, predicted, *, E, BN, stages, groups=2, copying=4, shown="MULTIPLIERS",
-             registers=0, order="BEHIND", turns=0, causal=False, short=False, clock=0):  # fmt: skip
+             registers=0, order="BEHIND", turns=0, causal=False, short=False,
+             stays=False, clock=0):  # fmt: skip
     case, known = TIMED[E, causal, short]
     macros = (f"WARPS={4 * groups}", f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}",
               f"PRODUCER_WARPS={copying}", f"SHOWN_BY={shown}", f"REGISTERS={registers}",
               f"ORDER={order}", f"TURNS={turns}", f"CLOCK={clock}")  # fmt: skip
     by_unit = shown == "UNIT"
-    size = {"threads": 128 * (groups + 1), "rows": 64 * groups}
+    size = {"threads": 128 * (groups + 1), "rows": 64 * groups, "stays": stays}
     launch = MappedLaunch("producer", **size, keys=BN) if by_unit else Launch("producer", **size)
     notes = {"notes": launch.parts(case, PARTS[order])} if clock else {}
     values = (lambda context, program: "not compared") if clock else launch.values(small(E))
@@ -85,6 +86,14 @@ EXPERIMENTS = [
         560,
         **BEFORE,
         short=True,
+    ),
+    producer(
+        "ahead, 2k, staying",
+        "a group for each unit begins to copy a piece while it ends another one",
+        590,
+        **BEFORE,
+        short=True,
+        stays=True,
     ),
     producer("ahead, causal", "as ahead", 550, **BEFORE, causal=True),
     producer("turns, causal", "as turns", 530, **WIDE, turns=1, causal=True),

@@ -6,7 +6,7 @@
  *     key, value     (heads, S, HEAD_E)
  *     factor         the scale of scores, times log2(e)
  *     causal         1: row i attends to keys 0 … i
- *     global size    heads * ceil(L / BM) * local size; local size 32 * (WARPS + 4)
+ *     global size    at most heads * ceil(L / BM) * local size; local size 32 * (WARPS + 4)
  *
  * The first WARPS warps are groups of four. Each group has 64 of the work-group's BM rows. The last four warps, or
  * one of them, copy tiles of BN keys, or of their values, in the order in which groups multiply them:
@@ -16,6 +16,9 @@
  * Tile t lies in stage t % STAGES. Each stage has two barriers: `full` when its copies are done, and `empty`
  * when all warps have multiplied it. So no warp that multiplies computes addresses of copies, and groups wait
  * neither for each other nor, with enough stages, for memory.
+ *
+ * BM rows of a head are a piece of work. A work-group takes every so many pieces, as work-groups are launched.
+ * While warps that multiply end one piece, the others copy the first tiles of the next one.
  *
  *     -DWARPS           that multiply: 8, or 12
  *     -DHEAD_E          64 or 128
@@ -59,139 +62,54 @@
 #define STRIP           BN
 #define HEAD_EV         HEAD_E
 #define EV_TILES        (HEAD_EV / 8)
-#include "tools/gpu_check/experiments/tensor_copies.clh" /* phase_wait, tensor_copy */
+#include "tools/gpu_check/experiments/barriers.clh" /* phase_wait */
 
 #include "kernels/attention/mma/softmax.clh" /* softmax_state */
 
-#define BM              (WARPS * 16)
-#define COPYING         (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
-#define E_CHUNKS        (HEAD_E / 8)
-#define ROW_CHUNKS      8 /* of a panel */
-#define TILE_BYTES(n)   ((n) * HEAD_E * 2)
-#define RING_START      TILE_BYTES(BM)
+#define BM            (WARPS * 16)
+#define COPYING       (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
+#define E_CHUNKS      (HEAD_E / 8)
+#define ROW_CHUNKS    8 /* of a panel */
+#define TILE_BYTES(n) ((n) * HEAD_E * 2)
+#define RING_START (2 * TILE_BYTES(BM)) /* behind the queries of this piece and of the next one */
 #define BARRIERS_START  (RING_START + STAGES * TILE_BYTES(BN))
-#define LOCAL_CHUNKS    ((BARRIERS_START + 2 * STAGES * PHASE_BYTES) / 16)
+#define LOCAL_CHUNKS    ((BARRIERS_START + (2 * STAGES + 2) * PHASE_BYTES) / 16)
 #define FULL(start, t)  ((start) + BARRIERS_START + (t) % STAGES * PHASE_BYTES)
 #define EMPTY(start, t) (FULL(start, t) + STAGES * PHASE_BYTES)
 #define PARITY(t)       ((t) / STAGES & 1u)
-#define KEY_STEPS       (BN / 16)
-#define RESULT_COLUMNS  HEAD_E
+#define QUERIES(start, turn)                                                                       \
+    ((start) + BARRIERS_START + 2 * STAGES * PHASE_BYTES + (turn) % 2 * PHASE_BYTES)
+#define KEY_STEPS      (BN / 16)
+#define RESULT_COLUMNS HEAD_E
 
-/* --- warps that copy -------------------------------------------------------------------------- */
-
-#if SHOWN_BY != UNIT
-
-#define STEP_ROWS (COPYING / E_CHUNKS) /* that are copied at once */
-#define MIXES     (STEP_ROWS < 8 ? 8 / STEP_ROWS : 1)
-
-#define BEHIND_COPIES 2 /* tiles that are on their way when a tile is shown */
-
-/* A work-item's chunk of the first STEP_ROWS rows of a tile: bytes from the tile's start, by the order of
-   chunks in rows that are STEP_ROWS apart. */
+/* BM rows of a head. */
 typedef struct {
-    int row;
-    uint chunk;
-    uint places[MIXES];
-} copied_chunk;
+    int head;
+    int i0;
+    int end;    /* of the keys that a row may attend to */
+    int blocks; /* of these keys */
+} work_piece;
 
-INLINED copied_chunk
-chunk_of(uint item)
+/* Returns the number of the next piece, and sets the piece of a number. */
+INLINED int
+find_piece(int number, int L, int S, int causal, work_piece *piece)
 {
-    copied_chunk own;
-    own.row = (int)(item / E_CHUNKS);
-    own.chunk = item % E_CHUNKS;
-    WARP_FOR (int n = 0; n < MIXES; n++) {
-        own.places[n] = (own.chunk ^ ((uint)own.row + n * STEP_ROWS)) % ROW_CHUNKS * 16u +
-                        (uint)own.row * GROUP_ROW_BYTES;
-    }
-    return own;
+    const int tiles = (L + BM - 1) / BM;
+    piece->head = number / tiles;
+    /* The last rows come first: they have the most keys if rows are causal. */
+    piece->i0 = (tiles - 1 - (number - piece->head * tiles)) * BM;
+    piece->end = causal ? min(S, piece->i0 + BM) : S;
+    piece->blocks = (piece->end + BN - 1) / BN;
+    return number + (int)get_num_groups(0);
 }
 
-/* Begins to copy `rows` rows to the tile at an address. Of these `present` are there; others are zeros. */
-INLINED void
-copy_tile(const warp_state *warp, const copied_chunk *own, uint tile, __global const uint4 *from,
-          int present, int rows)
-{
-    const uint panel = own->chunk / ROW_CHUNKS * (uint)(rows * GROUP_ROW_BYTES);
-    if (present >= rows) {
-        WARP_FOR (int n = 0; n < rows / STEP_ROWS; n++) {
-            const uint to = tile + panel + own->places[n % MIXES];
-            warp_copy(warp, to + n * STEP_ROWS * GROUP_ROW_BYTES, from + n * STEP_ROWS * E_CHUNKS,
-                      16u);
-        }
-        return;
-    }
-    WARP_FOR (int n = 0; n < rows / STEP_ROWS; n++) {
-        const bool there = own->row + n * STEP_ROWS < present;
-        const uint to = tile + panel + own->places[n % MIXES];
-        warp_copy(warp, to + n * STEP_ROWS * GROUP_ROW_BYTES, from + n * STEP_ROWS * E_CHUNKS,
-                  there ? 16u : 0u);
-    }
-}
-
-/* Tile t is full when this work-item's copies are done. */
-INLINED void
-tile_is_copied(const warp_state *warp, uint t)
-{
-#if SHOWN_BY == MULTIPLIERS
-    phase_arrive_copied(FULL(warp->start, t));
-#else
-    warp_copies_end(warp);
-    if (t >= BEHIND_COPIES) {
-        WARP_COPIES_WAIT(warp, BEHIND_COPIES);
-        group_copies_arrive();
-        phase_arrive(FULL(warp->start, t - BEHIND_COPIES));
-    }
-#endif
-}
-
-/* The last tiles are full. */
-INLINED void
-all_are_copied(const warp_state *warp, uint tiles)
-{
-#if SHOWN_BY == PRODUCERS
-    WARP_COPIES_WAIT(warp, 0);
-    group_copies_arrive();
-    for (uint t = tiles - min(tiles, (uint)BEHIND_COPIES); t < tiles; t++) {
-        phase_arrive(FULL(warp->start, t));
-    }
-#endif
-}
-
-/* Copies the queries, and then all tiles. Tile 0 is full when the queries are there, too, because an arrival
-   stands behind all copies before it. */
-INLINED void
-copy_all(const warp_state *warp, __global const uint4 *query, __global const uint4 *key,
-         __global const uint4 *value, int rows, int S, int blocks)
-{
-    const uint item = (uint)get_local_id(0) - THREADS;
-    const copied_chunk own = chunk_of(item);
-    copy_tile(warp, &own, warp->start, query + item, rows, BM);
-    __global const uint4 *keys = key + item;
-    __global const uint4 *values = value + item;
-    int keys_left = S;
-    int values_left = S;
-    for (uint t = 0; t < 2 * (uint)blocks; t++) {
-        const bool is_key = t == 0 || (t % 2 != 0 && t < 2 * (uint)blocks - 1);
-        phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);
-        copy_tile(warp, &own, warp->start + RING_START + t % STAGES * TILE_BYTES(BN),
-                  is_key ? keys : values, is_key ? keys_left : values_left, BN);
-        tile_is_copied(warp, t);
-        keys += is_key ? BN * E_CHUNKS : 0;
-        keys_left -= is_key ? BN : 0;
-        values += is_key ? 0 : BN * E_CHUNKS;
-        values_left -= is_key ? 0 : BN;
-    }
-    all_are_copied(warp, 2 * (uint)blocks);
-}
-
-#else
-
+#if SHOWN_BY == UNIT
 #include "tools/gpu_check/experiments/producer_boxes.clh" /* copy_boxes */
-
+#define MAPS , __global const uchar *maps
+#else
+#include "tools/gpu_check/experiments/producer_copies.clh" /* copy_all */
+#define MAPS
 #endif
-
-/* --- warps that multiply ---------------------------------------------------------------------- */
 
 /* Cycles of a part of the work, over all blocks. */
 #define PARTS 6
@@ -230,6 +148,14 @@ start_clock(part_clock *clock)
     }
 }
 
+INLINED void
+write_clock(const part_clock *clock, int blocks, __global uint *to)
+{
+    WARP_FOR (int n = 0; n < PARTS; n++) {
+        to[n] = clock->parts[n] / (uint)max(blocks - 1, 1);
+    }
+}
+
 /* The rows of a lane, and the keys that they attend to. */
 typedef struct {
     int row;    /* of the first one, counted from the head's row 0 */
@@ -237,6 +163,8 @@ typedef struct {
     int end;    /* keys */
     int causal;
     float factor;
+    uint tile; /* the first one of the piece */
+    uint turn; /* pieces before */
 } attended_rows;
 
 /* Waits for tile t. The wait is a loop, and ptxas moves no weights over a loop. */
@@ -288,12 +216,24 @@ tile_panels(const warp_state *warp, uint t)
                            BN * GROUP_ROW_BYTES);
 }
 
+/* All warps of a group have multiplied the piece's last tiles, and its queries. */
+INLINED void
+release_piece(const warp_state *warp, const attended_rows *rows, int blocks)
+{
+    release(warp, rows->tile + 2 * (uint)blocks - 2);
+    release(warp, rows->tile + 2 * (uint)blocks - 1);
+    if (warp->lane == 0u) {
+        phase_arrive(QUERIES(warp->start, rows->turn));
+    }
+}
+
 /* Starts scores = queries * keys of tile t, transposed. */
 INLINED void
-start_scores(const warp_state *warp, uint t, float4 *scores)
+start_scores(const warp_state *warp, const attended_rows *rows, uint t, float4 *scores)
 {
     const group_panels queries =
-        group_panels_at(warp->start + warp->index / GROUP_WARPS * (GROUP_ROWS * GROUP_ROW_BYTES),
+        group_panels_at(warp->start + rows->turn % 2 * TILE_BYTES(BM) +
+                            warp->index / GROUP_WARPS * (GROUP_ROWS * GROUP_ROW_BYTES),
                         BM * GROUP_ROW_BYTES);
     const group_panels keys = tile_panels(warp, t);
     WARP_FOR (uint e = 0; e < HEAD_E / 16; e++) {
@@ -369,18 +309,18 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
     float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
-    wait_for_tile(warp, 0);
+    wait_for_tile(warp, rows->tile);
     show_tiles();
     begin_turn(warp);
     group_begin();
-    start_scores(warp, 0, scores[0]);
+    start_scores(warp, rows, rows->tile, scores[0]);
     end_turn(warp);
     GROUP_WAIT(0);
     group_keep(scores[0], BN);
     bool raised = weigh(warp, rows, 0, softmax, scores, decay);
     start_clock(clock);
     for (int n = 1; n < blocks; n++) {
-        const uint t = 2 * (uint)n;
+        const uint t = rows->tile + 2 * (uint)n;
         wait_for_tile(warp, t - 1); /* keeps the weights before it */
         end_part(clock, 0);
         FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
@@ -391,7 +331,7 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         begin_turn(warp);
         end_part(clock, 2);
         group_begin();
-        start_scores(warp, t - 1, scores[0]);
+        start_scores(warp, rows, t - 1, scores[0]);
         start_result(warp, t, weights, result[0]);
         end_turn(warp);
         end_part(clock, 3);
@@ -402,11 +342,11 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
         raised = weigh(warp, rows, n, softmax, scores, decay);
         end_part(clock, 5);
     }
-    wait_for_tile(warp, 2 * (uint)blocks - 1);
+    wait_for_tile(warp, rows->tile + 2 * (uint)blocks - 1);
     show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
-    start_result(warp, 2 * (uint)blocks - 1, weights, result[0]);
+    start_result(warp, rows->tile + 2 * (uint)blocks - 1, weights, result[0]);
     GROUP_WAIT(0);
     group_keep(result[0], HEAD_EV);
 }
@@ -421,13 +361,13 @@ attend_block(const warp_state *warp, const attended_rows *rows, int n, softmax_s
 {
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
-    const uint t = 2 * (uint)n + 1;
+    const uint t = rows->tile + 2 * (uint)n + 1;
     wait_for_tile(warp, t);
     wait_for_tile(warp, t + 1);
     show_tiles();
     end_part(clock, 0);
     group_begin();
-    start_scores(warp, t, next[0]);
+    start_scores(warp, rows, t, next[0]);
     end_part(clock, 1);
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
     wait_for_tile(warp, t + 1); /* keeps the weights before it */
@@ -451,11 +391,11 @@ attend_last(const warp_state *warp, const attended_rows *rows, int n, softmax_st
     uint4 weights[KEY_STEPS];
     float decay[ROWS];
     const bool raised = weigh(warp, rows, n, softmax, scores, decay);
-    wait_for_tile(warp, 2 * (uint)n + 1);
+    wait_for_tile(warp, rows->tile + 2 * (uint)n + 1);
     show_tiles();
     FINISH_RESULT(0, softmax, raised, decay, scores, result, weights);
     group_begin();
-    start_result(warp, 2 * (uint)n + 1, weights, result[0]);
+    start_result(warp, rows->tile + 2 * (uint)n + 1, weights, result[0]);
     GROUP_WAIT(0);
     group_keep(result[0], HEAD_EV);
 }
@@ -466,10 +406,10 @@ attend(const warp_state *warp, const attended_rows *rows, int blocks, softmax_st
 {
     float4 even[1][KEY_TILES] = {{(float4)0.0f}};
     float4 odd[1][KEY_TILES] = {{(float4)0.0f}};
-    wait_for_tile(warp, 0);
+    wait_for_tile(warp, rows->tile);
     show_tiles();
     group_begin();
-    start_scores(warp, 0, even[0]);
+    start_scores(warp, rows, rows->tile, even[0]);
     GROUP_WAIT(0);
     group_keep(even[0], BN);
     int n = 0;
@@ -506,30 +446,20 @@ write_rows(const warp_state *warp, const attended_rows *rows, int L, const softm
     }
 }
 
-#if SHOWN_BY == UNIT
-#define MAPS , __global const uchar *maps
-#else
-#define MAPS
-#endif
-
 __kernel
 WARP_KERNEL(THREADS +
             4 * WARP_LANES) void producer(__global const uint4 *query, __global const uint4 *key,
                                           __global const uint4 *value, __global uint *output, int L,
-                                          int S, float factor, int causal MAPS)
+                                          int S, float factor, int causal, int pieces MAPS)
 {
     WARP_DECLARE(warp, WARPS + 4, memory, LOCAL_CHUNKS);
-    const int tiles = (L + BM - 1) / BM;
-    const int head = (int)get_group_id(0) / tiles;
-    /* The last rows come first: they have the most keys if rows are causal. */
-    const int i0 = (tiles - 1 - ((int)get_group_id(0) - head * tiles)) * BM;
-    const int end = causal ? min(S, i0 + BM) : S;
-    const int blocks = (end + BN - 1) / BN;
     if (get_local_id(0) == 0) {
         WARP_FOR (uint t = 0; t < STAGES; t++) {
             phase_start(FULL(warp.start, t), COPYING);
             phase_start(EMPTY(warp.start, t), WARPS);
         }
+        phase_start(QUERIES(warp.start, 0), WARPS);
+        phase_start(QUERIES(warp.start, 1), WARPS);
         group_copies_arrive(); /* shows the barriers to the unit that copies tensors */
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* the barriers' starts: their uses */
@@ -539,11 +469,9 @@ WARP_KERNEL(THREADS +
 #endif
         if (warp.index < WARPS + PRODUCER_WARPS) {
 #if SHOWN_BY == UNIT
-            copy_boxes(&warp, maps, head, i0, blocks);
+            copy_boxes(&warp, maps, L, S, causal, pieces);
 #else
-            const size_t first = (size_t)head * S * E_CHUNKS;
-            copy_all(&warp, query + ((size_t)head * L + i0) * E_CHUNKS, key + first, value + first,
-                     L - i0, end, blocks);
+            copy_all(&warp, query, key, value, L, S, causal, pieces);
 #endif
         }
         return;
@@ -551,21 +479,26 @@ WARP_KERNEL(THREADS +
 #if REGISTERS > 0
     REGISTERS_UP(REGISTERS);
 #endif
-    float4 result[1][EV_TILES] = {{(float4)0.0f}};
-    softmax_state softmax;
-    start_softmax(&softmax);
-    const attended_rows rows = {i0 + (int)warp.index * 16 + (int)warp.lane / 4,
-                                (int)warp.lane % 4 * 2, end, causal, factor};
     if (TURNS && warp.index >= GROUP_WARPS) {
         end_turn(&warp); /* the first group begins */
     }
-    part_clock clock;
-    attend(&warp, &rows, blocks, &softmax, result, &clock);
-    output += (size_t)head * L * (HEAD_E / 2);
-    write_rows(&warp, &rows, L, &softmax, result, output);
-    if (CLOCK && warp.lane == 0u && warp.index % GROUP_WARPS == 0u && rows.row < L) {
-        WARP_FOR (int n = 0; n < PARTS; n++) {
-            output[rows.row * (HEAD_E / 2) + n] = clock.parts[n] / (uint)max(blocks - 1, 1);
+    attended_rows rows = {0, (int)warp.lane % 4 * 2, 0, causal, factor, 0u, 0u};
+    work_piece piece;
+    for (int n = (int)get_group_id(0); n < pieces; rows.turn++) {
+        n = find_piece(n, L, S, causal, &piece);
+        rows.row = piece.i0 + (int)warp.index * 16 + (int)warp.lane / 4;
+        rows.end = piece.end;
+        float4 result[1][EV_TILES] = {{(float4)0.0f}};
+        softmax_state softmax;
+        start_softmax(&softmax);
+        part_clock clock;
+        attend(&warp, &rows, piece.blocks, &softmax, result, &clock);
+        release_piece(&warp, &rows, piece.blocks);
+        rows.tile += 2 * (uint)piece.blocks;
+        __global uint *to = output + (size_t)piece.head * L * (HEAD_E / 2);
+        write_rows(&warp, &rows, L, &softmax, result, to);
+        if (CLOCK && warp.lane == 0u && warp.index % GROUP_WARPS == 0u && rows.row < L) {
+            write_clock(&clock, piece.blocks, to + rows.row * (HEAD_E / 2));
         }
     }
 }
