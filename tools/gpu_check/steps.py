@@ -197,16 +197,16 @@ def check_ptx(check):
 # share of the time. A second call runs the tests that are left.
 STEPS = {
     "devices": (check_devices, 5),
-    "build": (check_build, 50),
+    "build": (check_build, 45),
     "smoke": (check_smoke, 50),
-    "bench": (speed.check_bench, 150),
-    "experiments": (speed.check_experiments, 80),
+    "bench": (speed.check_bench, 170),
+    "experiments": (speed.check_experiments, 100),
     "first_calls": (speed.check_first_calls, 25),
-    "tests": (check_tests, 120),
-    "programs": (check_programs, 30),
-    "probes": (check_probes, 30),
-    "tune": (speed.check_tune, 15),
-    "profile": (speed.check_profile, 10),
+    "tests": (check_tests, 105),
+    "programs": (check_programs, 25),
+    "probes": (check_probes, 25),
+    "tune": (speed.check_tune, 10),
+    "profile": (speed.check_profile, 5),
     "ptx": (check_ptx, 5),
 }
 REST = "tests"  # takes all the time that is left
