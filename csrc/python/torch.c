@@ -266,8 +266,8 @@ overlaps(const ca_extent *output, const ca_tensor *input)
 static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
+    const ca_extent memory = ca_tensor_extent(&out->tensor);
     const ca_tensor *tensor = &out->tensor;
-    const ca_extent memory = ca_tensor_extent(tensor);
     const ca_tensor *inputs[] = {&sdpa->query,          &sdpa->key,         &sdpa->value,
                                  &sdpa->attn_mask,      &sdpa->sinks,       &sdpa->offsets,
                                  &sdpa->blocks.entries, &sdpa->key_scale,   &sdpa->value_scale,
