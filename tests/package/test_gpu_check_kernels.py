@@ -315,3 +315,69 @@ def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
     (programs / "1.ptx").unlink()
     status = 1
     assert tool.needs.make_ptx(tmp_path, []) == "there is no clang"
+
+
+# --- experiments ---------------------------------------------------------------------------------
+
+
+def test_predictions_stand_in_the_lab(tool):
+    text = (tool.needs.ROOT / "docs/lab/gpus.md").read_text().partition("## Predictions")[2]
+    for experiment in tool.experiments.EXPERIMENTS.values():
+        assert f"\n| {experiment.name} | {experiment.predicted:g}" in text, experiment.name
+
+
+@pytest.mark.cpus
+def test_experiments_take_times(tool, monkeypatch):
+    """Of a kernel, the least one, as a rate of a case; of clattn's own call, on any device."""
+    case = tool.experiment.Case(1, 2, 20, 30, 64, causal=True)
+    assert case.operations == 4 * 2 * (20 * 21 / 2) * 64
+    seconds = iter([9.0, *[4e-9] * 5, 2e-9, *[4e-9] * 200])
+    launch = tool.experiment.Launch("one", threads=128, rows=16)
+    context = SimpleNamespace(buffer=lambda given: given, release=lambda *given: None,
+                              seconds=lambda *given: next(seconds))  # fmt: skip
+    program = SimpleNamespace(kernel=lambda name: name)
+    rate = launch.measure(case)(context, program)
+    assert rate == case.operations / 2e-9 / 1e12
+    context.words = "cpu"
+    assert "TFLOP/s now, 515 on" in tool.experiment.beside_shipped(case, 515)(context)
+    context.words = "no such device"
+    assert "515 TFLOP/s on an H200 before (now: " in tool.experiment.beside_shipped(case, 515)(
+        context
+    )
+
+
+def test_experiments_stand_beside_their_predictions(tool, tmp_path):
+    """The better of two compilers' figures counts. A compiler whose numbers are wrong is named."""
+    rates = {"driver": 300.0, "clang": 450.0}
+
+    def measure(context, program):
+        if rates[program] is None:
+            raise tool.opencl.Error("7 numbers are wrong")
+        return rates[program]
+
+    experiment = tool.experiment.Experiment(
+        "one", "words", 500.0, "TFLOP/s", "one.cl", ("A=1",), lambda *given: "right", measure,
+        rate=900.0,
+    )  # fmt: skip
+    put(tmp_path, str(experiment.carried("")), text="clang")
+    driver = SimpleNamespace(ptx=lambda: "driver")
+    context = SimpleNamespace(facts={"capability": "9.0"}, build=lambda *given: driver,
+                              load=bytes.decode)  # fmt: skip
+    kind, says, figures = tool.experiment.run(context, experiment, "", tmp_path)
+    assert kind == "passed" and figures == {"measured": 450.0, "share": 0.9, "by": rates}
+    assert says.startswith("driver: right; 300 TFLOP/s; clang: right; 450 TFLOP/s; 50% of")
+    listed = {"one": {"claim": "words", "predicted": 500.0, "unit": "TFLOP/s"}}
+    table = tool.tables.describe_experiments({**listed, "two": listed["one"]}, {"one": figures})
+    assert table.splitlines()[2:] == [
+        "| one | words | 500 TFLOP/s | 450 | 0.90 |",
+        "| two | words | 500 TFLOP/s | not measured |  |",
+    ]
+    rates["clang"] = None
+    _, says, figures = tool.experiment.run(context, experiment, "", tmp_path)
+    assert figures["measured"] == 300.0 and "clang: 7 numbers are wrong" in says
+    rates["driver"] = None
+    with pytest.raises(tool.opencl.Error, match=r"driver: 7 numbers .*; clang: 7 numbers"):
+        tool.experiment.run(context, experiment, "", tmp_path)
+    context.facts = {"capability": "8.0"}
+    with pytest.raises(tool.items.Skipped, match=r"capability 9\.0"):
+        tool.experiment.run(context, experiment, "", tmp_path)

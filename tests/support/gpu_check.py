@@ -13,8 +13,8 @@ from support.processes import ROOT
 
 TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
-NAMES = ("drivers", "items", "needs", "opencl", "probes", "programs", "running", "smoke", "steps",
-         "tables")  # fmt: skip
+NAMES = ("drivers", "experiment", "experiments", "items", "needs", "opencl", "prefill", "probes",
+         "programs", "running", "smoke", "steps", "tables")  # fmt: skip
 
 
 @functools.cache

@@ -8,6 +8,7 @@ FOLDER/programs.json the programs that tests execute as PTX. The check brings ba
                      driver's compiler
 FOLDER/cuda          the loader and the PTX of tools/cuda_machine.py for smoke calls and key rows of
                      the benchmark, where NVIDIA's driver has no OpenCL and the machine no clang
+FOLDER/experiments   clang's PTX of the experiments
 FOLDER/commit.txt    of the checkout
 """
 
@@ -28,7 +29,7 @@ TEST = {"pytest": "9.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtype
 BENCH = {"rich": "13"}
 LIMITS = {"pyopencl": "2024.1"}  # bench measures the limits of a device with it
 EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
-OPTIONAL = ("a check of PTX", "PTX for CUDA")  # what may be missing
+OPTIONAL = ("a check of PTX", "PTX for CUDA", "PTX of experiments")  # what may be missing
 PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2_24", "2_26")
 
 VERSION_CODE = """
@@ -100,6 +101,8 @@ def prepare(folder, python_version, packages, key_rows):
     missing += [] if said else [f"programs that tests execute: {why}"]
     why = make_ptx(folder / "cuda", key_rows)
     missing += [f"PTX for CUDA: {why}"] if why else []
+    why = make_experiments(folder)
+    missing += [f"PTX of experiments: {why}"] if why else []
     (folder / "commit.txt").write_text(find_commit())
     return missing
 
@@ -144,6 +147,14 @@ def make_ptx(folder, key_rows, seconds=300):
     if not any(".entry attention_mma" in text for text in made):
         return (done.stderr.strip().splitlines() or ["no kernel was built"])[-1]
     return ""
+
+
+def make_experiments(folder):
+    """Keep clang's PTX of the experiments; return "" or why that is impossible."""
+    command = [sys.executable, "-m", "gpu_check.experiments", "--prepare", "--carried", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)})  # fmt: skip
+    return done.stderr.strip() if done.returncode else ""
 
 
 def find_commit():

@@ -41,6 +41,7 @@ class Context:
                  if opencl_info.is_named(facts, words)]  # fmt: skip
         if not found:
             raise Error(f"no OpenCL device is {words!r}")
+        self.words = words
         self.handle, self.facts = found[0]
         self.cl = c.CDLL(opencl_info.LOADER)
         self.context = self.make("clCreateContext", None, 1, c.byref(self.handle), None, None)

@@ -297,6 +297,22 @@ def check_smoke(check):
     return result
 
 
+def check_experiments(check):
+    """Run kernels that may become clattn's, beside what was predicted of them."""
+    if lacking := _lacking(check, {"numpy": needs.BUILD["numpy"]}):
+        return Result("experiments", False, lacking, unmeasured=[f"experiments: {lacking}"])
+    command = [check.python, "-m", "gpu_check.experiments"]
+    asked = check.run("experiments-list", [*command, "--list"], 60)
+    if not asked.is_fine:
+        return Result("experiments", False, asked.ended(), tables.as_code(asked.tail()))
+    listed = {row["name"]: row for row in json.loads(asked.said.splitlines()[-1])}
+    command += ["--device", check.options.device, "--carried", check.carried]
+    lines = check.run_items("experiments", command, list(listed), 90)
+    result = describe_items("experiments", lines, list(listed))
+    result.body = f"{tables.describe_experiments(listed, lines)}\n\n{result.body}"
+    return result
+
+
 def check_programs(check):
     """Bring back what the driver's compiler makes of the kernels, and read it."""
     folder = check.kept / "programs"
@@ -528,6 +544,7 @@ STEPS = {
     "probes": (check_probes, 50),
     "build": (check_build, 110),
     "smoke": (check_smoke, 70),
+    "experiments": (check_experiments, 60),
     "programs": (check_programs, 60),
     "bench": (check_bench, 90),
     "tune": (check_tune, 60),

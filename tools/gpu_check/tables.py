@@ -43,6 +43,19 @@ def describe_devices(devices):
     return "\n\n".join(parts)
 
 
+def describe_experiments(listed, lines):
+    """Return a table of predictions and of what was measured; a share above 1 is better."""
+    rows = []
+    for name, row in listed.items():
+        measured = lines.get(name, {}).get("measured")
+        figures = ("not measured", "")
+        if measured is not None:
+            figures = (f"{measured:.4g}", f"{lines[name]['share']:.2f}")
+        rows.append((name, row["claim"], f"{row['predicted']:.4g} {row['unit']}", *figures))
+    titles = "experiment", "claim", "predicted", "measured", "share of prediction"
+    return make_table(titles, rows)
+
+
 def describe_bench(content):
     """Return a table for each device from the JSON content of bench."""
     peers = list(content["peers"])

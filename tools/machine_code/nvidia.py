@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from machine_code.common import CLANGS, ROOT, find_library, run
+from machine_code.common import CLANGS, ROOT, CheckError, find_library, run
 from machine_code.table import RETARGETED, with_macros
 
 SHIM = Path(__file__).with_name("ptx_shim.h")
@@ -105,10 +105,21 @@ def retarget(text):
     return re.sub(r"\.version [0-7]\..*", ".version 8.0", text)
 
 
+def give_all_registers(text, threads):
+    """PTX whose kernels have one work-group of so many work-items on a unit.
+
+    Without these directives ptxas leaves out setmaxnreg.
+    """
+    size = rf"\1\n.reqntid {threads}, 1, 1\n.minnctapersm 1\n"
+    return re.sub(r"(\.entry\s+\w+\s*\([^)]*\))[^{]*", size, text)
+
+
 def assemble(programs, ptx, architecture, left_out):
     """Numbers of one row. `left_out` is what `shrink` has returned."""
     cubin = ptx.with_suffix(f".{architecture}.cubin")
     said = run(programs[2], f"-arch={architecture}", "-v", ptx, "-o", cubin)
+    if lost := re.search(r".*Potential Performance Loss.*", said):
+        raise CheckError(lost[0])  # products of groups that wait for each other, for one
     stack, stores, loads = map(
         int, re.search(r"(\d+) bytes stack.*?(\d+) bytes spill stores, (\d+)", said).groups()
     )
@@ -122,12 +133,15 @@ def assemble(programs, ptx, architecture, left_out):
     }
 
 
-def compile_row(programs, kernel, options, devices):
-    """Numbers of a kernel and its macros for each device."""
+def compile_row(programs, kernel, options, devices, finish=retarget):
+    """Numbers of a kernel and its macros for each device.
+
+    `finish` changes PTX for RETARGETED.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
         to_ptx(programs, kernel, with_macros(kernel, options), ptx)
         left_out = shrink(ptx)
         if tuple(devices) == (RETARGETED,):
-            ptx.write_text(retarget(ptx.read_text()))
+            ptx.write_text(finish(ptx.read_text()))
         return [assemble(programs, ptx, device, left_out) for device in devices]

@@ -50,6 +50,7 @@ class Product:
 
     def __init__(self, machine, first, registers, sums, adds):
         self.lanes = np.arange(first, first + LANES)
+        self.warps = np.unique(self.lanes // WARP)
         self.registers, self.sums, self.adds = registers, sums, adds
         self.granules = []  # of local memory that it reads
         self.left = []  # registers of the left matrix, and their numbers
@@ -80,7 +81,7 @@ def read(machine, product, places, kind):
     flat = places.ravel().astype(np.uint64)
     lanes = np.full(len(flat), product.lanes[0])
     bits = shared.read(flat, lanes, 2, 1).astype(np.uint16)
-    product.granules.append(shared.begin_product(flat))
+    product.granules.append(shared.begin_product(flat, product.warps))
     return doubles_of(bits, kind).reshape(places.shape)
 
 
@@ -145,7 +146,7 @@ def wait(machine, instruction):
                 for product in sets.pop(0):
                     product.end()
                     for granules in product.granules:
-                        shared.end_product(granules)
+                        shared.end_product(granules, product.warps)
 
     return run
 

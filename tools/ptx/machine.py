@@ -10,6 +10,7 @@ memory.py says what memory refuses. The files:
     arithmetic.py   instructions of one work-item
     warp.py         instructions of a warp: matrices, shuffles, copies
     groups.py       products of groups of warps
+    barriers.py     barriers of some warps of a group
     memory.py       memory
 """
 
@@ -19,6 +20,7 @@ import struct
 import numpy as np
 
 import ptx.arithmetic as ptx_arithmetic
+import ptx.barriers as ptx_barriers
 import ptx.groups as ptx_groups
 import ptx.memory as ptx_memory
 import ptx.warp as ptx_warp
@@ -35,6 +37,12 @@ MOST_BLOCKS = 1 << 21  # of a group, until it is taken to run for ever
 JUMPS = ("bra", "ret", "bar")
 SPECIAL = {"%tid.y": 0, "%tid.z": 0, "%ctaid.y": 0, "%ctaid.z": 0, "%ntid.y": 1, "%ntid.z": 1,
            "%nctaid.y": 1, "%nctaid.z": 1}  # fmt: skip
+
+
+def is_jump(instruction):
+    """True of an instruction that ends a block."""
+    is_named = instruction.parts[0] in JUMPS and instruction.name != "bar.arrive"
+    return is_named or ptx_barriers.is_wait(instruction)
 
 
 def ordered(after, start):
@@ -99,11 +107,22 @@ class Machine:
             "%ntid.x": np.full(self.lanes, work_items, np.uint32),
             "%ctaid.x": np.zeros(self.lanes, np.uint32),
             "%nctaid.x": np.zeros(self.lanes, np.uint32),
+            "%clock": np.zeros(self.lanes, np.uint32),  # counts blocks of instructions
         }
         self.memory = {"const": ReadOnly("constants", program.constants)}
+        self.waits = {}  # of some warps: functions of a warp, by their places in the code
         self.votes = {}  # of barriers: the register of the answer, and that of the votes
+        self.at_start = []  # functions, of each group
+        self.clock = self.make_clock()
+        self.barriers = ptx_barriers.Barriers(self)
         self.blocks = self.make_blocks()
         self.bank_conflicts = 0  # matrices that are loaded, two rows of which share banks
+
+    def make_clock(self):
+        """Return how accesses are ordered: by barriers of all warps, or of some."""
+        if any(map(ptx_barriers.is_for_some, self.program.code)):
+            return ptx_memory.Clocks(self.lanes // WARP)
+        return ptx_memory.Clock()
 
     # --- operands ---------------------------------------------------------------------
 
@@ -169,7 +188,7 @@ class Machine:
         """Makes the blocks in the order of execution: first instruction, functions, end."""
         code = self.program.code
         starts = {0, *self.program.labels.values()}
-        starts |= {n + 1 for n, i in enumerate(code) if i.parts[0] in JUMPS}
+        starts |= {n + 1 for n, i in enumerate(code) if is_jump(i)}
         starts = sorted(n for n in starts if n < len(code))
         ends = dict(zip(starts, [*starts[1:], len(code)], strict=True))
         after = {start: self.after(end - 1) for start, end in ends.items()}
@@ -188,7 +207,7 @@ class Machine:
         for n in range(start, end):
             instruction = self.program.code[n]
             try:
-                if instruction.parts[0] in JUMPS:
+                if is_jump(instruction):
                     jump = self.make_jump(instruction, n)
                 else:
                     steps.append(self.make_step(instruction))
@@ -197,7 +216,11 @@ class Machine:
         return start, steps, *jump
 
     def make_step(self, instruction):
-        step = ptx_warp.compiled(self, instruction) or ptx_groups.compiled(self, instruction)
+        step = (
+            ptx_warp.compiled(self, instruction)
+            or ptx_groups.compiled(self, instruction)
+            or ptx_barriers.compiled(self, instruction)
+        )
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
             step = self.make_memory(instruction) or ptx_arithmetic.compiled(self, instruction)
         if step is None:
@@ -279,6 +302,11 @@ class Machine:
     def make_jump(self, instruction, n):
         """Returns a function of the active lanes and its argument, which moves these lanes."""
         name = instruction.parts[0]
+        if ptx_barriers.is_wait(instruction) or (
+            instruction.name == "bar.sync" and instruction.operands != ["0"]
+        ):
+            self.waits[n] = ptx_barriers.compiled_wait(self, instruction)
+            return self.to_wait, n
         if name == "bar":
             self.add_barrier(instruction, n)
             return self.to_barrier, n
@@ -311,6 +339,38 @@ class Machine:
         self.at[active] = WAITING
         self.waits_at[active] = n
 
+    def to_wait(self, active, n):
+        """Let warps wait. Those go on that need not, or for which others wait no more."""
+        ptx_warp.warps_of(self, active)
+        self.at[active] = WAITING
+        self.waits_at[active] = n
+        self.barriers.release()
+
+    def is_waiting(self, warps):
+        return self.at[warps * WARP] == WAITING
+
+    def waiting_warps(self):
+        return [warp for warp in range(self.lanes // WARP) if self.is_waiting(warp)]
+
+    def resume(self, warp, n):
+        self.at[warp * WARP : (warp + 1) * WARP] = self.rank[n + 1]
+
+    def go_on(self):
+        """All warps stand still: let some go on, or all pass a barrier."""
+        if not self.waits or not self.barriers.go_on():
+            waits = {int(n): [] for n in np.unique(self.waits_at[self.at == WAITING])}
+            if not waits.keys() & self.waits.keys():
+                self.pass_barrier()
+                return
+            for warp in self.waiting_warps():
+                waits[int(self.waits_at[warp * WARP])].append(warp)
+            code = self.program.code
+            text = "; ".join(
+                f"warps {warps} at line {code[n].line}, {code[n].text}"
+                for n, warps in waits.items()
+            )
+            raise Refused(f"all warps wait, and none can go on: {text}")
+
     def pass_barrier(self):
         """Lets all work-items pass a barrier, if each of them waits or has ended."""
         code = self.program.code
@@ -325,7 +385,7 @@ class Machine:
             to, x = self.votes[int(places[0])]
             to[self.exist] = (x & self.exist).any()
         self.at[self.exist] = self.rank[int(places[0]) + 1]
-        self.clock.now += 1
+        self.clock.pass_all()
 
     # --- running ----------------------------------------------------------------------
 
@@ -336,7 +396,7 @@ class Machine:
         address that it has: a buffer has the same alignment; or None, no buffer.
         """
         sizes = self.program.sizes
-        self.clock = ptx_memory.Clock()
+        self.clock = self.make_clock()
         buffers, given = [], {}
         parameters = bytearray(sizes["param"])
         if len(arguments) != len(self.program.parameters):
@@ -365,6 +425,9 @@ class Machine:
 
     def run_group(self, group):
         self.clock.begin_group()
+        self.barriers = ptx_barriers.Barriers(self)
+        for function in self.at_start:
+            function()
         self.memory["shared"].begin_group()
         self.memory["local"] = ptx_memory.Private(self.lanes, self.program.sizes["local"])
         self.memory["generic"] = ptx_memory.Generic(self.memory["global"], self.memory["local"])
@@ -379,7 +442,7 @@ class Machine:
             if lowest == ENDED:
                 return
             if lowest == WAITING:
-                self.pass_barrier()
+                self.go_on()
                 continue
             active = self.at == lowest
             self.run_block(group, self.blocks[lowest], active)
@@ -389,6 +452,7 @@ class Machine:
         start, steps, jump, argument = block
         self.executing = executing = True if active.all() else active
         self.executing_lanes = np.flatnonzero(active)
+        self.special["%clock"] += np.uint32(1)
         n = 0
         try:
             for step in steps:

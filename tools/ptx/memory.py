@@ -16,6 +16,7 @@ GRANULE = 2  # bytes that are watched together: no kernel writes single bytes
 WARP = 32
 BUFFER_BITS = 40  # a buffer's number begins at this bit of an address
 LOCAL_WINDOW = 1 << 56  # where generic addresses of a work-item's own memory begin
+ALL_WARPS = np.uint32(2**32 - 1)
 ATOMIC = -2  # in place of the warp that wrote
 FILLING = 0x64  # large numbers in all types
 
@@ -99,7 +100,7 @@ class Private(Memory):
 
 
 class Clock:
-    """Counts barriers, over all groups of a launch."""
+    """Counts barriers, over all groups of a launch. Barriers are those of all warps."""
 
     def __init__(self):
         self.now = 1
@@ -108,6 +109,74 @@ class Clock:
     def begin_group(self):
         self.now += 1
         self.group_start = self.now
+
+    def pass_all(self):
+        """All warps pass a barrier."""
+        self.now += 1
+
+    def of(self, warps):
+        """Returns the time at which warps do what they do now."""
+        return self.now
+
+    def is_unknown(self, warps, when, who):
+        """Returns whether warps do not know yet what other warps did at some time."""
+        return (when == self.now) & (who != warps)
+
+    def unknown_to(self, warps, read_at):
+        """Returns the same of reads: [warp that has read, place …], and who would write there."""
+        return read_at == self.now
+
+    def knows(self, warp, when, who):
+        """Returns whether a warp has done something itself."""
+        return who == warp
+
+
+class Clocks(Clock):
+    """The same where barriers are of some warps.
+
+    Each warp counts its own releases, and knows how far others had come at those that it knows of.
+    """
+
+    def __init__(self, warps):
+        super().__init__()
+        self.own = np.ones(warps, np.int32)
+        self.known = np.zeros((warps, warps), np.int32)  # [warp, other]
+
+    def begin_group(self):
+        super().begin_group()
+        self.own[...] = self.now
+        self.known[...] = self.now - 1
+
+    def pass_all(self):
+        self.known[...] = self.own
+        super().pass_all()
+        self.own[...] = self.now
+
+    def release(self, warps):
+        """Returns what these warps know, with all that they have done until now."""
+        known = self.known[warps].max(0)
+        known[warps] = self.own[warps]
+        self.now += 1
+        self.own[warps] = self.now
+        return known
+
+    def acquire(self, warp, known):
+        np.maximum(self.known[warp], known, out=self.known[warp])
+
+    def of(self, warps):
+        return self.now if warps is ATOMIC else self.own[warps]
+
+    def is_unknown(self, warps, when, who):
+        # Nobody knows of an atomic update without a barrier of all.
+        if warps is ATOMIC:
+            return (when >= self.group_start) & (who != ATOMIC)
+        return (when > self.known[warps, who]) & (who != warps)
+
+    def unknown_to(self, warps, read_at):
+        return read_at > self.known.T[:, warps, None]
+
+    def knows(self, warp, when, who):
+        return (who == warp) | (when <= self.known[warp, who])
 
 
 class Watched(Memory):
@@ -127,16 +196,15 @@ class Watched(Memory):
         raise Refused(f"a race: {what} byte {at} of {self.name}")
 
     def check_writers(self, granules, warps, doing):
-        written = self.written[granules]
-        now = written == self.clock.now
-        others = now & (self.writer[granules] != warps)
-        atomic = (self.writer[granules] == ATOMIC) & (warps is ATOMIC)
+        written, writer = self.written[granules], self.writer[granules]
+        others = self.clock.is_unknown(warps, written, writer)
+        atomic = (writer == ATOMIC) & (warps is ATOMIC)
         others |= (written < self.clock.group_start) & (written > 0) & ~atomic
         if others.any():
             self.race(granules, others, f"another warp or group has written before this {doing}s")
 
     def mark(self, granules, warps):
-        self.written[granules] = self.clock.now
+        self.written[granules] = self.clock.of(warps)
         self.writer[granules] = warps
         if (self.writer[granules] != warps).any():
             self.race(granules, self.writer[granules] != warps, "two warps write at once")
@@ -243,7 +311,8 @@ class Shared(Watched):
         self.flying[...] = False
         self.copies = []  # (lanes, numbers of their sets, offsets, bytes)
         self.sets = np.zeros(self.lanes, np.int64)  # that each lane has ended
-        self.shown = np.zeros(len(self.written), bool)  # to products of groups of warps
+        # The warps whose products of groups may read it: a bit of each.
+        self.shown = np.zeros(len(self.written), np.uint32)
         self.products = np.zeros(len(self.written), np.int32)  # that read
         self.running = {}  # group of warps: its sets of products
 
@@ -260,7 +329,7 @@ class Shared(Watched):
             at = int(granules[never][0]) * GRANULE
             raise Refused(f"byte {at} of local memory is read and was never written")
         self.check_writers(granules, warps[:, None], "read")
-        self.read_at[warps[:, None], granules] = self.clock.now
+        self.read_at[warps[:, None], granules] = self.clock.of(warps[:, None])
 
     def will_write(self, offsets, lanes, width, by=None):
         granules = self.granules(offsets, width)
@@ -268,9 +337,9 @@ class Shared(Watched):
         self.check_flying(granules, "write")
         if self.products[granules].any():
             self.race(granules, self.products[granules] > 0, "a product reads when this writes")
-        self.shown[granules] = False
+        self.shown[granules] = 0
         self.check_writers(granules, warps[:, None] if by is None else by, "write")
-        read = self.read_at[:, granules] == self.clock.now
+        read = self.clock.unknown_to(warps, self.read_at[:, granules])
         read[warps, np.arange(len(warps))] = False
         if read.any():
             self.race(granules, read.any(0), "another warp has read before this writes")
@@ -284,23 +353,59 @@ class Shared(Watched):
         self.copies.append((lanes, self.sets[lanes], offsets, contents))
 
     def show(self, lanes):
-        """Shows bytes that the warps of these lanes have written to later products."""
-        self.shown |= np.isin(self.writer, lanes // WARP) & ~self.flying
+        """Shows bytes to later products: to all, what these warps have written, and to their own,
+        what they know to be written.
+        """
+        for warp in np.unique(lanes // WARP):
+            own = (self.writer == warp) & ~self.flying
+            known = self.clock.knows(warp, self.written, self.writer) & ~self.flying
+            self.shown[known] |= np.uint32(1 << warp)
+            self.shown[own] = ALL_WARPS
 
-    def begin_product(self, addresses):
-        """A product begins to read 2 bytes at each address. Returns what end_product takes."""
+    def begin_product(self, addresses, warps):
+        """A product of these warps begins to read 2 bytes at each address.
+
+        Returns what end_product takes.
+        """
         granules = self.granules(self.offsets(addresses, 2), 2)
-        if not self.shown[granules].all():
-            at = int(granules[~self.shown[granules]][0]) * GRANULE
+        if isinstance(self.clock, Clocks):
+            for warp in warps:
+                self.check_writers(granules, np.full(granules.shape, warp), "read")
+        needed = np.uint32(sum(1 << int(warp) for warp in warps))
+        hidden = self.shown[granules] & needed != needed
+        if hidden.any():
+            at = int(granules[hidden][0]) * GRANULE
             raise Refused(f"byte {at} of local memory was not shown to products after its writing")
         np.add.at(self.products, granules, 1)
         return granules
 
-    def end_product(self, granules):
+    def end_product(self, granules, warps):
         np.add.at(self.products, granules, -1)
+        for warp in warps:
+            self.read_at[warp, granules] = self.clock.of(warp)
 
     def end_set(self, lanes):
         self.sets[lanes] += 1
+
+    def take_copies(self, lanes):
+        """Returns the copies of some lanes. They end when `land` is called."""
+        taken, staying = [], []
+        for of, sets, offsets, contents in self.copies:
+            chosen = np.isin(of, lanes)
+            for parts, where in ((taken, chosen), (staying, ~chosen)):
+                if where.any():
+                    parts.append((of[where], sets[where], offsets[where], contents[where]))
+        self.copies = staying
+        return taken
+
+    def land(self, parts, known):
+        """Ends copies at the time that those who wait for them know of."""
+        for of, _, offsets, contents in parts:
+            granules, warps = self.granules(offsets, 16), (of // WARP)[:, None]
+            self.flying[granules] = False
+            self.written[granules] = known[warps]
+            self.writer[granules] = warps
+            self.rows(2, 8)[offsets // 16] = contents
 
     def wait(self, lanes, left):
         """Completes all but the last `left` sets of copies of each lane."""

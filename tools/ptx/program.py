@@ -25,6 +25,7 @@ NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 
 # Where local memory begins in its window: some devices keep the first bytes for themselves.
 SHARED_START = 1024
+ALL_REGISTERS = 1 << 16
 SIZES = {"const": 0, "param": 0, "local": 0, "shared": SHARED_START}
 
 
@@ -55,6 +56,7 @@ class Program:
     constants: bytearray = field(default_factory=bytearray)
     families: dict = field(default_factory=dict)  # what registers' names begin with: type
     code: list = field(default_factory=list)
+    registers_at_entry: int = 0  # of a work-item, if the kernel says how many groups are resident
     labels: dict = field(default_factory=dict)  # name: index in code
 
     def register(self, name):
@@ -76,7 +78,7 @@ def parse(text, name):
         raise Refused(f"there is no kernel {name}")
     if re.search(r"\.func\b", text):
         raise Refused("functions that are called are not known here")
-    program = Program(name)
+    program = Program(name, registers_at_entry=registers_of(text[entry.end(1) : entry.end()]))
     for variable in VARIABLE.finditer(text[: entry.start()]):
         add_variable(program, variable)
     for align, bits, symbol, count in PARAMETER.findall(entry[1]):
@@ -85,6 +87,19 @@ def parse(text, name):
         program.parameters.append((place, size))
     Body(program, text).read(entry.end())
     return program
+
+
+def registers_of(directives):
+    """Returns the registers of a work-item, from directives behind a kernel's parameters.
+
+    A group that is alone has all registers. Its warps get them by fours, and work-items by eights.
+    """
+    most, count = (re.search(rf"\.{name}\s+(\d+)", directives) for name in ("maxnreg", "reqntid"))
+    if most:
+        return int(most[1])
+    if count is None or not re.search(r"\.minnctapersm\s+1\b", directives):
+        return 0
+    return min(ALL_REGISTERS // (-(-int(count[1]) // 128) * 128), 255) // 8 * 8
 
 
 def add_variable(program, match):
