@@ -70,7 +70,7 @@ def test_machine_code(programs, name):
     options = experiment.options().split()
     (row,) = nvidia.compile_row(programs, kernel, options, ["sm_90a"], experiment.finish)
     assert row["spilled"] == row["scratch"] == 0
-    assert row["HGMMA"] > 0
+    assert row["HGMMA"] > 0 or "merged" in name
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [

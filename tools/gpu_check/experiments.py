@@ -9,12 +9,13 @@ import argparse
 import json
 import sys
 
-from gpu_check import items, prefill, rates
+from gpu_check import decoding, items, prefill, rates
 from gpu_check.experiment import prepare, run
 from gpu_check.opencl import ROOT, Context, joined
 
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (*rates.EXPERIMENTS, *prefill.EXPERIMENTS)
+    experiment.name: experiment
+    for experiment in (*rates.EXPERIMENTS, *prefill.EXPERIMENTS, *decoding.EXPERIMENTS)
 }
 
 

@@ -220,6 +220,7 @@ class Machine:
             ptx_warp.compiled(self, instruction)
             or ptx_groups.compiled(self, instruction)
             or ptx_barriers.compiled(self, instruction)
+            or self.make_fence(instruction)
         )
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
             step = self.make_memory(instruction) or ptx_arithmetic.compiled(self, instruction)
@@ -235,6 +236,12 @@ class Machine:
                 step(True if chosen.all() else chosen)
 
         return guarded
+
+    def make_fence(self, instruction):
+        """A fence between groups: it orders what they do before and after atomic updates."""
+        if instruction.name != "fence.acq_rel.gpu":
+            return None
+        return lambda active: self.clock.fence()
 
     def make_memory(self, instruction):
         name, *parts = instruction.parts
@@ -285,7 +292,11 @@ class Machine:
         return run
 
     def make_atomic(self, instruction, space, rest, kind):
-        functions = {"or": np.bitwise_or, "max": np.maximum}
+        functions = {
+            "or": np.bitwise_or,
+            "max": np.maximum,
+            "inc": lambda x, last: 0 if x >= last else x + 1,
+        }
         if len(rest) != 1 or rest[0] not in functions or kind[1:] != "32":
             raise ptx_arithmetic.unknown(instruction)
         to, address, value = instruction.operands
