@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Experiments: decoding in one launch. The last work-group of a row merges the splits of its keys."""
+"""Experiments: decoding in one launch, in which the last work-group of a row merges its splits."""
 
 import ctypes as c
 import time
