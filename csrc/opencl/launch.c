@@ -152,7 +152,7 @@ choose_manner(ca_device *device, const ca_launch *launch)
 bool
 ca_launch_is_left(ca_device *device, const ca_launch *launch)
 {
-    return choose_manner(device, launch).leave;
+    return can_be_left(device, launch) && choose_manner(device, launch).leave;
 }
 
 /* ---- enqueueing, under the device's lock ---- */
