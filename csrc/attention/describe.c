@@ -54,8 +54,22 @@ last_dropped(double dropout)
     return dropped >= 1 ? (uint32_t)(dropped - 1) : 0;
 }
 
-ca_attention_params
-ca_attention_describe(const ca_attention *attention, const ca_attention_plan *plan)
+void
+ca_attention_describe_plan(const ca_attention_plan *plan, ca_attention_params *params)
+{
+    params->heads = plan->heads;
+    params->tiles = (uint32_t)plan->tiles;
+    params->own = plan->gradient != 0 ? plan->gradient : (uint32_t)plan->cpu.turns;
+    params->block_keys = (uint32_t)plan->cpu.block_keys;
+    params->key_heads = (uint32_t)plan->cpu.key_heads;
+    params->splits = (uint32_t)plan->splits;
+    params->flags |= plan->cpu.fetches | (plan->cpu.keys_are_far ? CA_KEYS_ARE_FAR : 0) |
+                     (plan->cpu.keys_in_place ? CA_KEYS_IN_PLACE : 0) |
+                     (plan->cpu.values_in_place ? CA_VALUES_IN_PLACE : 0);
+}
+
+void
+ca_attention_describe(const ca_attention *attention, ca_attention_params *params)
 {
     int64_t L = attention->L;
     int64_t T = attention->T;
@@ -69,7 +83,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     double softcap = ca_attention_softcap(attention);
     bool split = attention->operands[CA_ATTENTION_LSE].columns == 2;
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
-    ca_attention_params params = {
+    *params = (ca_attention_params){
         .L = L,
         .P = attention->P,
         .T = T,
@@ -85,9 +99,6 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .lse = view_of(attention, CA_ATTENTION_LSE),
         .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
         .options = ca_attention_options(attention),
-        .heads = plan->heads,
-        .tiles = (uint32_t)plan->tiles,
-        .own = plan->gradient != 0 ? plan->gradient : (uint32_t)plan->cpu.turns,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
         .scale = real_bits(attention, attention->scale),
@@ -95,21 +106,14 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .inverse_softcap = real_bits(attention, softcap > 0 ? 1 / softcap : 0),
         .kept_scale = real_bits(attention, kept_scale),
         .filter = (float)attention->filter,
-        .block_keys = (uint32_t)plan->cpu.block_keys,
-        .key_heads = (uint32_t)plan->cpu.key_heads,
-        .splits = (uint32_t)plan->splits,
         .last_dropped = last_dropped(attention->dropout),
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (split ? CA_SPLITS_LSE : 0) | (counted ? CA_HAS_KEY_COUNTS : 0) |
-                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) | plan->cpu.fetches |
-                 (plan->cpu.keys_are_far ? CA_KEYS_ARE_FAR : 0) |
-                 (plan->cpu.keys_in_place ? CA_KEYS_IN_PLACE : 0) |
-                 (plan->cpu.values_in_place ? CA_VALUES_IN_PLACE : 0),
+                 (shifted ? CA_COUNTS_SHIFT_BAND : 0),
     };
-    memcpy(params.batch, attention->batch, sizeof(params.batch));
+    memcpy(params->batch, attention->batch, sizeof(params->batch));
     for (int n = 0; n < count; n++) {
-        params.optional[n] = view_of(attention, optional[n]);
+        params->optional[n] = view_of(attention, optional[n]);
     }
-    return params;
 }

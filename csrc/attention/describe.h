@@ -9,7 +9,10 @@
 #include "attention/problem.h"
 #include "kernels/attention/params.h"
 
-ca_attention_params ca_attention_describe(const ca_attention *attention,
-                                          const ca_attention_plan *plan);
+/* Write what kernels read of the problem. What they read of a plan, and of a step, is 0. */
+void ca_attention_describe(const ca_attention *attention, ca_attention_params *params);
+
+/* Write what kernels read of the plan, into the params of its problem. */
+void ca_attention_describe_plan(const ca_attention_plan *plan, ca_attention_params *params);
 
 #endif

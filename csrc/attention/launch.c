@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "attention/describe.h"
 #include "attention/inputs.h"
@@ -74,6 +75,10 @@ typedef struct {
     uint8_t arguments[CA_MAX_STEPS][CA_MAX_SPANS];
     ca_attention_params params[CA_MAX_STEPS];
     ca_mark mark;
+    const ca_attention *described; /* the problem of the step that was added last; NULL: none */
+    int step;                      /* that step's number */
+    int arrays;                    /* how many optional operands its kernel takes */
+    uint32_t flags;                /* of its params: those of the problem */
 } making;
 
 /* The first spans of a launch: of operands that a call lacks, of partial rows, whose memory comes later,
@@ -192,6 +197,34 @@ span_of_partial(ca_storage *partial)
     return (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
 }
 
+/* Write the params of a step, but for what its plan decides, and list its arguments. Both are mostly those of
+   the step before, whose problem this step has, too. */
+static void
+describe_step(making *m, const ca_attention *attention, int arrays)
+{
+    int number = m->launch.nsteps;
+    uint8_t *arguments = m->arguments[number];
+    ca_step *step = &m->launch.steps[number];
+    bool again = m->described == attention;
+    if (!again) {
+        ca_attention_describe(attention, &m->params[number]);
+        m->flags = m->params[number].flags;
+    } else if (m->step != number) {
+        m->params[number] = m->params[m->step];
+    }
+    m->params[number].flags = m->flags;
+    if (again && number > 0 && m->arrays == arrays) {
+        step->narguments = m->launch.steps[m->step].narguments;
+        memcpy(arguments, m->arguments[m->step], (size_t)step->narguments);
+    } else {
+        step->narguments = list_arguments(m, attention, arrays, arguments);
+    }
+    step->arguments = arguments;
+    m->described = attention;
+    m->step = number;
+    m->arrays = arrays;
+}
+
 /* Start a launch whose steps have `mark`. */
 static void
 start(making *m, const ca_attention *attention, ca_mark mark, ca_span marks, bool *left)
@@ -202,6 +235,20 @@ start(making *m, const ca_attention *attention, ca_mark mark, ca_span marks, boo
     m->launch.nspans = FIXED_SPANS;
     m->spans[ABSENT] = m->spans[PARTIAL] = (ca_span){.access = CA_ACCESS_READ};
     m->spans[MARKS] = marks;
+}
+
+/* Start the first launch of a call, with a mark of its own. */
+static ca_status
+begin(ca_device *device, making *m, const ca_attention *attention, bool *left, ca_error *error)
+{
+    ca_mark mark;
+    ca_span marks;
+    ca_status status = ca_mark_take(device, &mark, &marks, error);
+    if (status == CA_OK) {
+        m->described = NULL;
+        start(m, attention, mark, marks, left);
+    }
+    return status;
 }
 
 /* One kernel of a plan. The product of `grid` is the number of work-items, which whole work-groups
@@ -234,20 +281,19 @@ add_step(ca_device *device, making *m, const ca_attention *attention, const ca_a
     }
     (void)ca_kernel_tighten(device, kernel, local_size, limits);
     size_t groups = ((size_t)items + local_size - 1) / local_size;
-    *params = ca_attention_describe(attention, plan);
+    describe_step(m, attention, plan->arrays);
+    ca_attention_describe_plan(plan, params);
     params->redo_slot = m->mark.slot;
     params->redo_mark = m->mark.value;
     params->flags |= step->flags;
     int unused = CA_OPTIONAL_VIEWS - (plan->arrays > 0 ? plan->arrays : 1); /* views, at the end */
-    m->launch.steps[m->launch.nsteps++] =
-        (ca_step){.kernel = kernel,
-                  .params = params,
-                  .params_size = sizeof(*params) - (size_t)unused * sizeof(ca_view),
-                  .global_size = groups * local_size,
-                  .local_size = local_size,
-                  .work = step->work,
-                  .arguments = m->arguments[number],
-                  .narguments = list_arguments(m, attention, plan->arrays, m->arguments[number])};
+    ca_step *added = &m->launch.steps[m->launch.nsteps++];
+    added->kernel = kernel;
+    added->params = params;
+    added->params_size = sizeof(*params) - (size_t)unused * sizeof(ca_view);
+    added->global_size = groups * local_size;
+    added->local_size = local_size;
+    added->work = step->work;
 done:
     return status;
 }
@@ -289,32 +335,47 @@ add_scores(ca_device *device, making *m, const ca_attention *attention, int vari
     return add_step(device, m, scored, &plan, &step, limits, error);
 }
 
-/* If the kernel of a launch has set the mark, launch the kernel that computes each row again that
-   is not finite. If the host has waited for the first launch, the host reads the mark. If the first
-   launch is left pending, the second one is enqueued behind it, and its work-items read the mark. */
+/* Add the kernel that computes each row of `attention` again that is not finite. `marked`: there are such
+   rows. Otherwise its work-items read the mark. */
 static ca_status
-redo(ca_device *device, const ca_attention *attention, making *m, ca_error *error)
+add_redo(ca_device *device, making *m, const ca_attention *attention, bool marked, ca_error *error)
+{
+    ca_attention_plan plan;
+    ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
+    const planned_step step = {.spec = &plan.spec,
+                               .grid = plan.grid,
+                               .local_size = plan.local_size,
+                               .any_local_size = plan.any_local_size,
+                               .flags = CA_REDOES,
+                               .work = marked ? work_of_reference(attention) : 0};
+    return add_step(device, m, attention, &plan, &step, &(ca_plan_limits){0}, error);
+}
+
+/* Run a launch, some kernel of which may set the mark, and compute the marked rows again. If the host waits
+   for the launch, the host reads the mark, and mostly there is nothing to launch. A launch that is left
+   pending has the kernel for marked rows as its last step: the next call may read the result before the host
+   can know the mark. */
+static ca_status
+run_and_redo(ca_device *device, const ca_attention *attention, making *m, ca_error *error)
 {
     ca_status status = CA_OK;
     bool *left = m->launch.left;
-    bool needed = *left;
-    ca_attention_plan plan;
-    if (!needed) {
+    bool small = m->launch.small;
+    bool needed;
+    if (m->launch.nsteps < CA_MAX_STEPS && ca_launch_is_left(device, &m->launch)) {
+        CA_TRY(add_redo(device, m, attention, false, error));
+        m->launch.last_if_left = true;
+    }
+    CA_TRY(ca_launch_run(device, &m->launch, error));
+    needed = *left && !m->launch.last_if_left;
+    if (!*left) {
         CA_TRY(ca_mark_is_set(device, &m->mark, &needed, error));
     }
     if (needed) {
         bool marked = !*left;
-        bool small = m->launch.small;
-        ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         start(m, attention, m->mark, m->spans[MARKS], left);
         m->launch.small = small;
-        const planned_step step = {.spec = &plan.spec,
-                                   .grid = plan.grid,
-                                   .local_size = plan.local_size,
-                                   .any_local_size = plan.any_local_size,
-                                   .flags = CA_REDOES,
-                                   .work = marked ? work_of_reference(attention) : 0};
-        CA_TRY(add_step(device, m, attention, &plan, &step, &(ca_plan_limits){0}, error));
+        CA_TRY(add_redo(device, m, attention, marked, error));
         for (int n = 0; n < m->launch.nspans; n++) {
             if (m->spans[n].access == CA_ACCESS_WRITE) {
                 m->spans[n].access = CA_ACCESS_UPDATE;
@@ -326,6 +387,14 @@ done:
     return status;
 }
 
+/* Run a launch whose kernels may set the mark or not. */
+static ca_status
+run(ca_device *device, const ca_attention *attention, making *m, bool redoes, ca_error *error)
+{
+    return redoes ? run_and_redo(device, attention, m, error)
+                  : ca_launch_run(device, &m->launch, error);
+}
+
 ca_status
 ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
                     ca_plan_limits *limits, ca_error *error)
@@ -335,12 +404,9 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     char sizes[192];
     bool left;
     making m;
-    ca_mark mark;
-    ca_span marks;
     const ca_attention *scored = attention->scored != NULL ? attention->scored : attention;
     attention = plan->variant == CA_INDEX_reference ? scored : attention;
-    CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    start(&m, attention, mark, marks, &left);
+    CA_TRY(begin(device, &m, attention, &left, error));
     m.launch.small = work_of(attention, 0) < SMALL_WORK;
     double work = plan->variant == CA_INDEX_reference ? work_of_reference(attention)
                                                       : work_of(attention, SCORE_COLUMNS);
@@ -372,10 +438,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     if (scored != attention) {
         CA_TRY(add_scores(device, &m, attention, plan->variant, limits, error));
     }
-    CA_TRY(ca_launch_run(device, &m.launch, error));
-    if (plan->redoes) {
-        CA_TRY(redo(device, scored, &m, error));
-    }
+    CA_TRY(run(device, scored, &m, plan->redoes, error));
 done:
     ca_storage_release(partial);
     return status;
@@ -386,10 +449,7 @@ ca_attention_launch_inputs(ca_device *device, const ca_attention *inputs, ca_err
 {
     ca_status status = CA_OK;
     making m;
-    ca_mark mark;
-    ca_span marks;
-    CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    start(&m, inputs, mark, marks, NULL);
+    CA_TRY(begin(device, &m, inputs, NULL, error));
     CA_TRY(add_inputs(device, &m, inputs, error));
     CA_TRY(ca_launch_run(device, &m.launch, error));
 done:
@@ -425,10 +485,7 @@ ca_attention_launch_ragged(ca_device *device, const ca_attention *whole, const c
     double work = 0;
     bool redoes = false;
     making m;
-    ca_mark mark;
-    ca_span marks;
-    CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    start(&m, whole, mark, marks, &left);
+    CA_TRY(begin(device, &m, whole, &left, error));
     write_sizes(whole, sizes, sizeof sizes);
     m.launch.sizes = sizes;
     for (int n = 0; n < count; n++) {
@@ -440,10 +497,7 @@ ca_attention_launch_ragged(ca_device *device, const ca_attention *whole, const c
     if (partial != NULL) {
         m.spans[PARTIAL] = span_of_partial(partial);
     }
-    CA_TRY(ca_launch_run(device, &m.launch, error));
-    if (redoes) {
-        CA_TRY(redo(device, whole, &m, error));
-    }
+    CA_TRY(run(device, whole, &m, redoes, error));
 done:
     return status;
 }
@@ -455,13 +509,10 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
     ca_status status = CA_OK;
     char sizes[192];
     making m;
-    ca_mark mark;
-    ca_span marks;
     if (count == 0) {
         return CA_OK;
     }
-    CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    start(&m, &steps[0].attention, mark, marks, NULL);
+    CA_TRY(begin(device, &m, &steps[0].attention, NULL, error));
     write_sizes(&steps[0].attention, sizes, sizeof sizes);
     m.launch.sizes = sizes;
     bool adds = false;
@@ -476,7 +527,7 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
     }
     CA_TRY(ca_launch_run(device, &m.launch, error));
     if (redoes != NULL) {
-        CA_TRY(ca_mark_is_set(device, &mark, redoes, error));
+        CA_TRY(ca_mark_is_set(device, &m.mark, redoes, error));
     }
 done:
     return status;

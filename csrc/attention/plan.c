@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "attention/plan.h"
 
+#include <stddef.h>
+#include <string.h>
+
 #include "attention/options.h"
 #include "kernels/attention/params.h"
 
@@ -8,16 +11,17 @@ void
 ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
               size_t local_size)
 {
-    *plan = (ca_attention_plan){
-        .spec = {.name = name},
-        .local_size = local_size,
-        .heads = 1,
-        .tiles = 1,
-        .cpu = {.key_heads = 1, .turns = 1},
-        .splits = 1,
-        .arrays = CA_OPTIONAL_VIEWS,
-        .redoes = true,
-    };
+    memset(plan, 0, offsetof(ca_attention_plan, spec));
+    ca_kernel_spec_begin(&plan->spec, name);
+    ca_kernel_spec_begin(&plan->merge, NULL);
+    plan->local_size = local_size;
+    plan->heads = 1;
+    plan->tiles = 1;
+    plan->cpu.key_heads = 1;
+    plan->cpu.turns = 1;
+    plan->splits = 1;
+    plan->arrays = CA_OPTIONAL_VIEWS;
+    plan->redoes = true;
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
         plan->grid[d] = d < CA_BATCH_DIMS ? attention->batch[d] : 1;
     }

@@ -26,8 +26,7 @@ typedef struct {
 } ca_cpu_plan;
 
 typedef struct {
-    int variant; /* its row in the table of variants */
-    ca_kernel_spec spec;
+    int variant;                          /* its row in the table of variants */
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */
     bool any_local_size;                  /* the kernel works in smaller groups, too */
@@ -43,8 +42,10 @@ typedef struct {
        merge_local work-items for each row. */
     int64_t splits;
     int64_t partial_bytes;
-    ca_kernel_spec merge;
     size_t merge_local;
+    /* Last, because no plan has most of their macros, which ca_plan_begin leaves undefined. */
+    ca_kernel_spec spec;
+    ca_kernel_spec merge;
 } ca_attention_plan;
 
 /* Start a plan: the kernel's name, and one work-item for each entry of the leading

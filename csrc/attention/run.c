@@ -23,9 +23,8 @@ bool
 ca_attention_is_trivial(const ca_attention *attention)
 {
     bool writes = false;
-    for (int role = 0; role < OPERANDS; role++) {
-        writes =
-            writes || (ca_attention_is_result(role) && attention->operands[role].memory.bytes != 0);
+    for (int role = 0; role < OPERANDS && !writes; role++) {
+        writes = ca_attention_is_result(role) && attention->operands[role].memory.bytes != 0;
     }
     writes = writes || (attention->mods != NULL && attention->mods->captured_count > 0);
     return !writes || (attention->T == 0 && !ca_attention_has_gradients(attention));
@@ -118,15 +117,11 @@ done:
 static bool
 join(const ca_operand *a, const ca_operand *b, ca_extent *a_memory, ca_extent *b_memory)
 {
-    if (a_memory->bytes == 0 || b_memory->bytes == 0) { /* of no memory, perhaps NULL */
-        return false;
-    }
     char *a_start = a_memory->data;
     char *b_start = b_memory->data;
     char *a_end = a_start + a_memory->bytes;
     char *b_end = b_start + b_memory->bytes;
-    if (a->block != NULL || b->block != NULL || !ca_extents_overlap(a_memory, b_memory) ||
-        (a_start == b_start && a_end == b_end)) {
+    if (!ca_extents_overlap(a_memory, b_memory) || (a_start == b_start && a_end == b_end)) {
         return false;
     }
     char *start = a_start < b_start ? a_start : b_start;
@@ -149,25 +144,28 @@ join(const ca_operand *a, const ca_operand *b, ca_extent *a_memory, ca_extent *b
 static void
 join_inputs(const ca_device_info *info, ca_attention *attention)
 {
-    ca_operand *operands = attention->operands;
+    ca_operand *inputs[OPERANDS]; /* those in memory of the host */
     ca_extent memory[OPERANDS];
+    int count = 0;
     bool joined = true;
     for (int role = 0; role < OPERANDS; role++) {
-        memory[role] = operands[role].memory;
+        ca_operand *operand = &attention->operands[role];
+        if (operand->memory.bytes != 0 && operand->block == NULL && !ca_attention_is_result(role)) {
+            inputs[count] = operand;
+            memory[count++] = operand->memory;
+        }
     }
     while (joined) {
         joined = false;
-        for (int a = 0; a < OPERANDS; a++) {
+        for (int a = 0; a < count; a++) {
             for (int b = 0; b < a; b++) {
-                bool inputs = !ca_attention_is_result(a) && !ca_attention_is_result(b);
-                joined =
-                    (inputs && join(&operands[a], &operands[b], &memory[a], &memory[b])) || joined;
+                joined = join(inputs[a], inputs[b], &memory[a], &memory[b]) || joined;
             }
         }
     }
-    if (!ca_exceeds_device(info, memory, OPERANDS)) {
-        for (int role = 0; role < OPERANDS; role++) {
-            operands[role].memory = memory[role];
+    if (!ca_exceeds_device(info, memory, count)) {
+        for (int n = 0; n < count; n++) {
+            inputs[n]->memory = memory[n];
         }
     }
 }

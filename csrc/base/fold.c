@@ -3,11 +3,31 @@
 
 #include <string.h>
 
-static bool
-can_fold(const ca_leading_dims *dims, int outer, int64_t size, const int64_t *stride, int ntensors)
+/* The tensors that are not absent. */
+typedef struct {
+    int numbers[CA_FOLD_TENSORS];
+    int count;
+} present_tensors;
+
+static present_tensors
+find_present(const ca_tensor *tensors, int ntensors)
 {
+    present_tensors present;
+    present.count = 0;
     for (int t = 0; t < ntensors; t++) {
-        if (dims->stride[outer][t] != stride[t] * size) {
+        if (tensors[t].data != NULL) {
+            present.numbers[present.count++] = t;
+        }
+    }
+    return present;
+}
+
+static bool
+can_fold(const int64_t *outer, const int64_t *inner, int64_t size, const present_tensors *present)
+{
+    for (int n = 0; n < present->count; n++) {
+        const int t = present->numbers[n];
+        if (outer[t] != inner[t] * size) {
             return false;
         }
     }
@@ -18,24 +38,26 @@ void
 ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading, const int64_t *shape,
                 ca_leading_dims *dims)
 {
+    const present_tensors present = find_present(tensors, ntensors);
     dims->count = 0;
     for (int d = 0; d < nleading; d++) {
         int64_t size = shape[d];
         if (size == 1) {
             continue;
         }
-        int64_t stride[CA_FOLD_TENSORS] = {0};
-        for (int t = 0; t < ntensors; t++) {
-            stride[t] = tensors[t].data != NULL ? tensors[t].strides[d] : 0;
+        int64_t *stride = dims->stride[dims->count]; /* those of absent tensors are 0 */
+        memset(stride, 0, sizeof(dims->stride[0]));
+        for (int n = 0; n < present.count; n++) {
+            const int t = present.numbers[n];
+            stride[t] = tensors[t].strides[d];
         }
         int last = dims->count - 1;
-        if (last >= 0 && can_fold(dims, last, size, stride, ntensors)) {
+        if (last >= 0 && can_fold(dims->stride[last], stride, size, &present)) {
             dims->size[last] *= size;
+            memcpy(dims->stride[last], stride, sizeof(dims->stride[0]));
         } else {
-            last = dims->count++;
-            dims->size[last] = size;
+            dims->size[dims->count++] = size;
         }
-        memcpy(dims->stride[last], stride, sizeof(stride));
     }
 }
 

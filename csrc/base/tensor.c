@@ -156,12 +156,28 @@ step_of(const ca_tensor *tensor, int d)
     return llabs(tensor->strides[d]);
 }
 
+/* True if each dimension steps over everything that the dimensions behind it reach. */
+static bool
+is_nested_in_order(const ca_tensor *tensor)
+{
+    int64_t reach = 0;
+    for (int d = tensor->ndim - 1; d >= 0; d--) {
+        if (tensor->shape[d] > 1) {
+            if (step_of(tensor, d) <= reach) {
+                return false;
+            }
+            reach += (tensor->shape[d] - 1) * step_of(tensor, d);
+        }
+    }
+    return true;
+}
+
 bool
 ca_tensor_is_nested(const ca_tensor *tensor)
 {
     bool taken[CA_MAX_DIMS] = {false};
     int64_t reach = 0; /* of the dimensions taken so far */
-    if (ca_tensor_extent(tensor).bytes == 0) {
+    if (ca_tensor_extent(tensor).bytes == 0 || is_nested_in_order(tensor)) {
         return true;
     }
     for (int n = 0; n < tensor->ndim; n++) {
@@ -299,7 +315,8 @@ ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
     bool empty = false; /* whatever the other sizes are */
     for (int i = 0; i < ndim && !empty; i++) {
         empty = shape[i] == 0;
-        overflow = overflow || (!empty && product > INT64_MAX / shape[i]);
+        bool large = ((product | shape[i]) >> 31) != 0; /* a division takes long */
+        overflow = overflow || (!empty && large && product > INT64_MAX / shape[i]);
         product *= overflow ? 0 : shape[i];
     }
     if (overflow && !empty) {

@@ -133,6 +133,28 @@ stays_awake(ca_device *device, const ca_launch *launch)
     return empty;
 }
 
+/* How a launch is run. */
+typedef struct {
+    bool awake;   /* the calling thread runs it, or polls it */
+    bool is_long; /* it runs in pieces */
+    bool leave;   /* it is left pending */
+} manner;
+
+static manner
+choose_manner(ca_device *device, const ca_launch *launch)
+{
+    manner chosen = {.awake = stays_awake(device, launch)};
+    chosen.is_long = ca_pace_seconds(device, launch) > CA_LONG_SECONDS;
+    chosen.leave = !chosen.awake && !chosen.is_long && can_be_left(device, launch);
+    return chosen;
+}
+
+bool
+ca_launch_is_left(ca_device *device, const ca_launch *launch)
+{
+    return can_be_left(device, launch) && choose_manner(device, launch).leave;
+}
+
 /* ---- enqueueing, under the device's lock ---- */
 
 /* Enqueue one kernel. *event, if wanted, is the kernel's. */
@@ -175,10 +197,11 @@ enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch
     return status;
 }
 
+/* Returns the last kernel that every launch like this one has. */
 static const ca_kernel *
 last_kernel(const ca_launch *launch)
 {
-    return launch->steps[launch->nsteps - 1].kernel;
+    return launch->steps[launch->nsteps - 1 - launch->last_if_left].kernel;
 }
 
 /* Enqueue the steps, then the copies of results. *event is the last command's. After a failure
@@ -429,25 +452,31 @@ static ca_status
 launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_binding bindings[CA_MAX_SPANS];
+    ca_launch shorter;
     ca_status status = check_steps(device, launch, error);
     if (status != CA_OK) {
         return status;
     }
-    bool awake = stays_awake(device, launch);
-    bool here = awake && device->local_queue != NULL;
-    bool is_long = ca_pace_seconds(device, launch) > CA_LONG_SECONDS;
-    bool leave = !awake && !is_long && can_be_left(device, launch);
+    const manner chosen = choose_manner(device, launch);
+    const bool leave = chosen.leave;
+    const bool here = chosen.awake && device->local_queue != NULL;
     if (launch->left != NULL) {
         *launch->left = leave;
+    }
+    if (launch->last_if_left && !leave) { /* another thread's calls have ended meanwhile */
+        shorter = *launch;
+        shorter.nsteps--;
+        shorter.last_if_left = false;
+        launch = &shorter;
     }
     CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, leave, bindings, error));
     if (!here && !leave) {
         CA_TRY(ca_pending_settle(device, error));
     }
-    status = here      ? launch_here(device, launch, bindings, error)
-             : leave   ? launch_and_leave(device, launch, bindings, error)
-             : is_long ? launch_in_pieces(device, launch, bindings, error)
-                       : launch_and_wait(device, launch, bindings, error);
+    status = here             ? launch_here(device, launch, bindings, error)
+             : leave          ? launch_and_leave(device, launch, bindings, error)
+             : chosen.is_long ? launch_in_pieces(device, launch, bindings, error)
+                              : launch_and_wait(device, launch, bindings, error);
     if (CA_GUARD > 0 && status == CA_OK && !leave) {
         status = ca_memory_check(bindings, launch->nspans, launch->call, error);
     }

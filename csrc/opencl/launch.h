@@ -12,6 +12,9 @@
 /* CA_ERROR_SETTING if the launch would take too long (ca_runtime_open). Needs no spans yet. */
 ca_status ca_launch_check(const ca_device *device, const ca_launch *launch, ca_error *error);
 
+/* True if the launch, run now, would be left pending. Calls of other threads may change that. */
+bool ca_launch_is_left(ca_device *device, const ca_launch *launch);
+
 /* Run the launch: check the device's limits, bind the memory, enqueue the steps, and wait until the
    host can read the results. All steps together bind, send and fetch the memory once.
 

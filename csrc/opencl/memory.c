@@ -99,7 +99,8 @@ ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy, c
         bindings[i] = (ca_binding){.span = spans[i]};
     }
     for (int i = 0; i < nspans; i++) {
-        if (spans[i].bytes != 0 && (in_place || !bind_again(bindings, i))) {
+        bool stored = in_place || spans[i].block != NULL;
+        if (spans[i].bytes != 0 && (stored || !bind_again(bindings, i))) {
             CA_TRY(bind_span(device, &bindings[i], copy, error));
         }
     }

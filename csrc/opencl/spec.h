@@ -31,6 +31,17 @@ typedef struct {
     ca_define defines[CA_MAX_DEFINES];
 } ca_kernel_spec;
 
+/* Make the spec one without macros. */
+static inline void
+ca_kernel_spec_begin(ca_kernel_spec *spec, const char *name)
+{
+    spec->name = name;
+    spec->unoptimised = spec->is_probe = spec->for_90a = false;
+    spec->mods = NULL;
+    spec->mods_hash[0] = spec->mods_hash[1] = 0;
+    spec->ndefines = 0;
+}
+
 /* Add a macro. */
 static inline void
 ca_kernel_define(ca_kernel_spec *spec, const char *name, int64_t value)

@@ -35,6 +35,7 @@ typedef struct {
     int nspans;
     ca_step steps[CA_MAX_STEPS];
     int nsteps;
+    bool last_if_left;   /* the last step runs only if the launch is left pending */
     bool small;          /* microseconds of work: waking other threads would take as long */
     const char *call;    /* the function that asks for it, for messages */
     const char *sizes;   /* of its arguments, for a message; NULL: none */

@@ -4,15 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Hashes the kernel's name and the values. Two specs of one kernel hardly ever differ in
-   the defines' names alone, so these are left to the comparison. */
+/* Hashes the values. Names, of the kernel and of macros, are left to the comparison: hardly two specs differ
+   in them alone. */
 uint64_t
 ca_kernel_spec_hash(const ca_kernel_spec *spec)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (const char *at = spec->name; *at != '\0'; at++) {
-        hash = (hash ^ (unsigned char)*at) * UINT64_C(0x100000001b3);
-    }
     for (int i = 0; i < spec->ndefines; i++) {
         hash = (hash ^ (uint64_t)spec->defines[i].value) * UINT64_C(0xff51afd7ed558ccd);
         hash ^= hash >> 32;

@@ -252,11 +252,13 @@ move_numbers_last(ca_tensor *lse, bool are_split)
 }
 
 static bool
-overlaps(const ca_tensor *output, const ca_tensor *input)
+overlaps(const ca_extent *output, const ca_tensor *input)
 {
-    ca_extent a = ca_tensor_extent(output);
-    ca_extent b = ca_tensor_extent(input);
-    return ca_extents_overlap(&a, &b);
+    if (input->data == NULL) {
+        return false;
+    }
+    ca_extent memory = ca_tensor_extent(input);
+    return ca_extents_overlap(output, &memory);
 }
 
 /* True if the kernel can write to `out` itself. Otherwise the result is copied to `out`: because it
@@ -264,24 +266,25 @@ overlaps(const ca_tensor *output, const ca_tensor *input)
 static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
+    const ca_extent memory = ca_tensor_extent(&out->tensor);
     const ca_tensor *tensor = &out->tensor;
     const ca_tensor *inputs[] = {&sdpa->query,          &sdpa->key,         &sdpa->value,
                                  &sdpa->attn_mask,      &sdpa->sinks,       &sdpa->offsets,
                                  &sdpa->blocks.entries, &sdpa->key_scale,   &sdpa->value_scale,
                                  &sdpa->key_offset,     &sdpa->value_offset};
     for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
-        if (overlaps(tensor, inputs[n])) {
+        if (overlaps(&memory, inputs[n])) {
             return false;
         }
     }
     const ca_sequences *sequences = sdpa->sequences;
     for (int n = 0; sequences != NULL && n < CA_PAGED_OPERANDS; n++) {
-        if (sequences->paged[n] != NULL && overlaps(tensor, sequences->paged[n])) {
+        if (sequences->paged[n] != NULL && overlaps(&memory, sequences->paged[n])) {
             return false;
         }
     }
     for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
-        if (overlaps(tensor, &sdpa->mods->tables[t])) {
+        if (overlaps(&memory, &sdpa->mods->tables[t])) {
             return false;
         }
     }

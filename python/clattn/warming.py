@@ -14,9 +14,12 @@ import numpy as np
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import size
+from clattn._caches.rows import CODES
 from clattn._host.progress import open_bar, show_nothing
 from clattn.attention import scaled_dot_product_attention
 from clattn.cache import KVCache
+from clattn.paged import PagedKVCache
+from clattn.tensors import tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +28,17 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._arguments.arrays import DeviceLike
-    from clattn._core import Device
+    from clattn._core import Device, Tensor
 
 __all__ = ["warm_up"]
 
-KINDS = ("prefill", "decode", "masked", "cache")
+KINDS = ("prefill", "decode", "masked", "cache", "paged")
 
 # If the keys and values of a head have more bytes, a call of few rows is planned in another way:
 # csrc/attention/plan_cpu.c, NEAR_BYTES.
 _FAR = 4 << 20
+
+_PAGE_SIZE = 16
 
 
 def warm_up(
@@ -42,6 +47,7 @@ def warm_up(
     device: DeviceLike | None = None,
     *,
     head_sizes: Sequence[int] = (64, 128),
+    codes: Sequence[str] = (),
     progress: bool = False,
 ) -> float:
     """Build what later calls need, so that no call waits for a compiler.
@@ -65,10 +71,14 @@ def warm_up(
         - "masked": both of these with `attn_mask`, which is bool or of the call's dtype and is
           shared by all heads.
         - "cache": steps of a `KVCache`.
+        - "paged": steps of a `PagedKVCache`, and `varlen_attn`.
     device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
     head_sizes : sequence of int
         The sizes E of a row of query, key and value. On GPUs each needs programs of its own.
+    codes : sequence of str
+        How caches keep keys and values, besides `dtypes`: "int8", "float8_e4m3fn", "float8_e5m2" or
+        "int4". For the kinds "cache" and "paged".
     progress : bool
         Show the progress on the standard error stream: a bar on a terminal where the package
         rich is installed, else a line for each dtype, head size and kind.
@@ -83,7 +93,7 @@ def warm_up(
     TypeError
         An argument of the wrong kind, or a dtype that attention does not take.
     ValueError
-        An unknown kind, a head size below 1, or no device matches.
+        An unknown kind or code, a head size below 1, or no device matches.
     ModuleNotFoundError
         bfloat16 is asked for by name, and ml_dtypes is not installed.
     MemoryError
@@ -103,14 +113,17 @@ def warm_up(
     >>> seconds = warm_up(["float32"], ["decode"], head_sizes=[64])
     """
     start = time.perf_counter()
-    combinations = list(product(_dtypes(dtypes), _head_sizes(head_sizes), _kinds(kinds)))
+    combinations = list(
+        product(_dtypes(dtypes), _head_sizes(head_sizes), _words(kinds, "kinds", KINDS))
+    )
+    known = _words(codes, "codes", tuple(CODES))
     if not isinstance(progress, bool):
         raise TypeError(f"progress must be a bool, got {type(progress).__name__}")
     chosen = _core.find_device(device)
     steps = [
         step
         for dtype, head_size, kind in combinations
-        for step in _steps(dtype, head_size, kind, chosen)
+        for step in _steps(dtype, head_size, kind, known, chosen)
     ]
     lines = partial(_print_line, steps)
     bar = open_bar(len(steps), sys.stderr, lines) if progress else nullcontext(show_nothing)
@@ -122,7 +135,11 @@ def warm_up(
 
 
 class _Step(NamedTuple):
-    """One call, or the steps of a cache. One key head is enough: the work is in query heads."""
+    """One call, or the steps of a cache. One key head is enough: the work is in query heads.
+
+    Calls are on Tensors, because a call that is left pending needs one program more: the one that
+    computes rows of NaN again.
+    """
 
     dtype: np.dtype[Any]
     head_size: int
@@ -131,38 +148,82 @@ class _Step(NamedTuple):
     rows: int
     keys: int
     mask: DTypeLike | None = None
+    code: str | None = None
 
     def run(self, device: Device) -> None:
-        query = np.zeros((1, self.heads, self.rows, self.head_size), self.dtype)
-        key = np.zeros((1, 1, self.keys, self.head_size), self.dtype)
-        if self.kind == "cache":
-            cache = KVCache(1, 1, self.keys, self.head_size, dtype=self.dtype, device=device)
-            cache.append(key[:, :, 1:], key[:, :, 1:])
-            cache.append(key[:, :, :1], key[:, :, :1])
-            cache.attend(query)
-        else:
-            mask = None if self.mask is None else np.ones((self.rows, self.keys), self.mask)
-            scaled_dot_product_attention(query, key, key, mask, enable_gqa=True, device=device)
+        runs = {"cache": self._run_cache, "paged": self._run_pages}
+        runs.get(self.kind, self._run_call)(device).numpy()  # waits
+
+    def _zeros(self, *shape: int) -> np.ndarray:
+        return np.zeros((*shape, self.head_size), self.dtype)
+
+    def _run_call(self, device: Device) -> Tensor:
+        query = tensor(self._zeros(1, self.heads, self.rows), device)
+        key = tensor(self._zeros(1, 1, self.keys), device)
+        mask = None if self.mask is None else np.ones((self.rows, self.keys), self.mask)
+        return scaled_dot_product_attention(query, key, key, mask, enable_gqa=True)
+
+    def _run_cache(self, device: Device) -> Tensor:
+        """Append and attend, and change the order of sequences."""
+        kept = self.code or self.dtype
+        cache = KVCache(1, 1, self.keys, self.head_size, dtype=kept, device=device)
+        for rows in self.keys - 1, 1:
+            cache.append(self._zeros(1, 1, rows), self._zeros(1, 1, rows))
+        if self.is_first:
+            beams = KVCache(2, 1, 1, self.head_size, dtype=kept, device=device)
+            beams.append(self._zeros(2, 1, 1), self._zeros(2, 1, 1))
+            beams.reorder([1, 0])
+        return cache.attend(tensor(self._zeros(1, self.heads, self.rows), device))
+
+    def _run_pages(self, device: Device) -> Any:
+        """Append and attend, and append to forks, one of which copies a page that is half full."""
+        pages = -(-self.keys // _PAGE_SIZE) + 2
+        kept = self.code or self.dtype
+        cache = PagedKVCache(pages, _PAGE_SIZE, 1, self.head_size, dtype=kept, device=device)
+        (sequence,) = cache.open()
+        for rows in self.keys - 1, 1:
+            cache.append(sequence, self._zeros(rows, 1), self._zeros(rows, 1))
+        branch = sequence
+        for _ in range(2 if self.is_first else 0):
+            branch = cache.fork(branch)
+            cache.append(branch, self._zeros(1, 1), self._zeros(1, 1))
+        return cache.attend(tensor(self._zeros(self.rows, self.heads), device), sequence)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one step of a cache that also copies rows."""
+        return self.heads == self.rows == 1
 
     @property
     def label(self) -> str:
-        return f"{self.dtype.name}, head size {self.head_size}, {self.kind}"
+        code = "" if self.code is None else f" of {self.code}"
+        return f"{self.dtype.name}, head size {self.head_size}, {self.kind}{code}"
 
 
-def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> list[_Step]:
+def _steps(
+    dtype: np.dtype[Any], head_size: int, kind: str, codes: Sequence[str], device: Device
+) -> list[_Step]:
     """Return calls that together need every program of the kind."""
     every_core = 4 * device.compute_units  # heads that give each core several work-items
     far = _FAR // (2 * head_size * dtype.itemsize) + 1
     prefill = [(1, 16, 64), (1, 32, 64), (1, 256, 64), (1, 256, 256), (every_core, 256, 64)]
     decode = [(group, 1, far) for group in (1, 2, 3, 4, 8)]
+    steps = [*decode, *((heads, rows, 256) for heads, rows, _ in prefill)]
     shapes = {
         "prefill": prefill,
         "decode": decode,
         "masked": [*prefill, *decode],
-        "cache": [*decode, *((heads, rows, 256) for heads, rows, _ in prefill)],
+        "cache": steps,
+        "paged": steps,
     }
     masks = (np.dtype(bool), dtype) if kind == "masked" else (None,)
-    return [_Step(dtype, head_size, kind, *shape, mask) for shape in shapes[kind] for mask in masks]
+    kept = (None, *codes) if shapes[kind] is steps else (None,)
+    return [
+        _Step(dtype, head_size, kind, *shape, mask, code)
+        for code in kept
+        for shape in shapes[kind]
+        for mask in masks
+    ]
 
 
 def _print_line(steps: Sequence[_Step], done: int, label: str) -> None:
@@ -189,14 +250,14 @@ def _dtypes(given: Any) -> list[np.dtype[Any]]:
     return list(dict.fromkeys(found))
 
 
-def _kinds(given: Any) -> list[str]:
-    found = _listed(given, "kinds", "['decode']")
-    for kind in found:
-        if not isinstance(kind, str):
-            raise TypeError(f"kinds must be made of str, got {type(kind).__name__}")
-        if kind not in KINDS:
-            known = ", ".join(f'"{word}"' for word in KINDS[:-1])
-            raise ValueError(f'kinds has {kind!r}; expected {known} or "{KINDS[-1]}"')
+def _words(given: Any, name: str, words: Sequence[str]) -> list[str]:
+    found = _listed(given, name, f"['{words[1]}']")
+    for word in found:
+        if not isinstance(word, str):
+            raise TypeError(f"{name} must be made of str, got {type(word).__name__}")
+        if word not in words:
+            known = ", ".join(f'"{other}"' for other in words[:-1])
+            raise ValueError(f'{name} has {word!r}; expected {known} or "{words[-1]}"')
     return list(dict.fromkeys(found))
 
 

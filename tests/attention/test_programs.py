@@ -252,12 +252,44 @@ def decode(device):
             sdpa(q, k, v, enable_gqa=True, device=device)
 
 
-def cached(device):
-    cache = clattn.KVCache(2, 4, 6000, 64, device=device)
+def cached(device, dtype="f4"):
+    cache = clattn.KVCache(2, 4, 6000, 64, dtype=dtype, device=device)
     for n in 5000, 1, 1:
         q, k, v = qkv((2, 4), n, n, 64)
         cache.append(k, v)
         cache.attend(np.repeat(q[:, :, -1:], 2, axis=1))
+    cache.reorder([1, 0])
+
+
+def paged(device, dtype, tensors=np.asarray):
+    """Steps of a server: prompts, tokens, both in one call, a fork, a long sequence."""
+    cache = clattn.PagedKVCache(600, 16, 2, 64, dtype=dtype, device=device)
+    first, second = cache.open(2)
+
+    def step(sequences, *rows, heads=8):
+        ends, total = np.cumsum((0, *rows)), sum(rows)
+        k, v = (tensors(np.zeros((total, 2, 64), "f4")) for _ in range(2))
+        cache.append(sequences, k, v, cu_seq=ends)
+        cache.attend(tensors(np.zeros((total, heads, 64), "f4")), sequences, cu_seq_q=ends)
+
+    for rows in (200, 100), (1, 1), (40, 1), (3, 1), (17, 2), (9000, 1), (1, 1):
+        step([first, second], *rows)
+        step([first, second], 1, 1, heads=2)
+    step([cache.fork(second)], 1)
+
+
+def packed(device):
+    """`varlen_attn` without a cache."""
+    q, k = np.zeros((350, 8, 64), "f4"), np.zeros((350, 2, 64), "f4")
+    for q_ends in (0, 200, 350), (0, 1, 2):
+        clattn.varlen_attn(q[: q_ends[-1]], k, k, q_ends, (0, 200, 350), enable_gqa=True,
+                           window_size=(-1, 0), device=device)  # fmt: skip
+
+
+def pending(device):
+    """A call that is left pending, because it has Tensors and much work."""
+    q, k, v = (clattn.tensor(x, device) for x in qkv((1, 8), 300, 300, 64))
+    sdpa(q, k, v, device=device)
 
 
 def masked(device):
@@ -277,6 +309,7 @@ WARMED = {  # what is warmed up, and calls that then need nothing else
         lambda device: prefill(device, is_causal=True),
         lambda device: prefill(device, window=(9, 0), is_causal=True, scale=0.3),
         decode,
+        pending,
     ]),
     "float16": ({"dtypes": ["float16"], "kinds": ["prefill"]}, [
         lambda device: prefill(device, "float16"),
@@ -285,6 +318,15 @@ WARMED = {  # what is warmed up, and calls that then need nothing else
     "bfloat16": ({"dtypes": ["bfloat16"], "kinds": ["prefill"]}, [
         lambda device: prefill(device, "bfloat16"),
         lambda device: prefill(device, "bfloat16", is_causal=True),
+    ]),
+    "codes": ({"kinds": ["cache"], "codes": ["int8"]}, [
+        cached,
+        lambda device: cached(device, "int8"),
+    ]),
+    "pages": ({"kinds": ["paged"], "codes": ["int8"]}, [
+        packed,
+        lambda device: paged(device, "f4"),
+        lambda device: paged(device, "int8", lambda x: clattn.tensor(x, device)),
     ]),
     "other kinds": ({"kinds": ["cache", "masked", "prefill"]}, [cached, masked, far]),
 }  # fmt: skip

@@ -63,6 +63,9 @@ def test_progress_on_a_terminal(device, monkeypatch):
         (TypeError, {"kinds": "decode"}, r"kinds .*\['decode'\], got 'decode'"),
         (TypeError, {"kinds": [1]}, "kinds must be made of str, got int"),
         (ValueError, {"kinds": ["decoding"]}, "kinds has 'decoding'; expected \"prefill\", .* or"),
+        (TypeError, {"codes": "int8"}, r"codes must be a sequence such as .*, got 'int8'"),
+        (TypeError, {"codes": [8]}, "codes must be made of str, got int"),
+        (ValueError, {"codes": ["int5"]}, 'codes has \'int5\'; expected "int8", .* or "int4"'),
         (TypeError, {"head_sizes": 64}, "head_sizes must be a sequence .*, got int"),
         (
             TypeError,

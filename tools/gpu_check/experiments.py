@@ -9,13 +9,13 @@ import argparse
 import json
 import sys
 
-from gpu_check import boxes, halves, items, prefill, rates
+from gpu_check import boxes, decoding, halves, items, prefill, rates
 from gpu_check.experiment import prepare, run
 from gpu_check.opencl import ROOT, Context, joined
 
 EXPERIMENTS = {
     experiment.name: experiment
-    for module in (rates, boxes, prefill, halves)
+    for module in (rates, boxes, prefill, halves, decoding)
     for experiment in module.EXPERIMENTS
 }
 

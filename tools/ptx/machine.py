@@ -224,6 +224,7 @@ class Machine:
             or ptx_groups.compiled(self, instruction)
             or ptx_barriers.compiled(self, instruction)
             or ptx_tensor_copies.compiled(self, instruction)
+            or self.make_fence(instruction)
         )
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
             step = self.make_memory(instruction)
@@ -241,6 +242,12 @@ class Machine:
                 step(True if chosen.all() else chosen)
 
         return guarded
+
+    def make_fence(self, instruction):
+        """A fence between groups: it orders what they do before and after atomic updates."""
+        if instruction.name != "fence.acq_rel.gpu":
+            return None
+        return lambda active: self.clock.fence()
 
     def make_memory(self, instruction):
         name, *parts = instruction.parts
@@ -291,7 +298,11 @@ class Machine:
         return run
 
     def make_atomic(self, instruction, space, rest, kind):
-        functions = {"or": np.bitwise_or, "max": np.maximum}
+        functions = {
+            "or": np.bitwise_or,
+            "max": np.maximum,
+            "inc": lambda x, last: 0 if x >= last else x + 1,
+        }
         if len(rest) != 1 or rest[0] not in functions or kind[1:] != "32":
             raise ptx_arithmetic.unknown(instruction)
         to, address, value = instruction.operands

@@ -105,10 +105,31 @@ class Clock:
     def __init__(self):
         self.now = 1
         self.group_start = 1
+        self.start_fences()
 
     def begin_group(self):
         self.now += 1
         self.group_start = self.now
+        self.start_fences()
+
+    def start_fences(self):
+        self.fenced = None  # times whose writes a fence of the group has ordered: (first, end)
+        self.met = []  # such times of other groups, by numbers that this group has updated
+        self.fences = []  # of this group: (when, what it had met)
+
+    def fence(self):
+        """A fence orders writes before the last barrier."""
+        self.fenced = self.group_start, self.now
+        self.fences.append((self.now, list(self.met)))
+
+    def is_foreign(self, written):
+        """Returns whether other groups have written at some time, unknown to this one."""
+        foreign = (written < self.group_start) & (written > 0)
+        if foreign.any():
+            for when, met in self.fences:
+                for first, end in met if when < self.now else ():
+                    foreign &= ~((written >= first) & (written < end))
+        return foreign
 
     def pass_all(self):
         """All warps pass a barrier."""
@@ -185,6 +206,7 @@ class Watched(Memory):
     def __init__(self, name, size, clock, base=0):
         super().__init__(name, size, base)
         self.clock = clock
+        self.fenced = {}  # place of a number: what groups had fenced before they updated it
         self.written = np.zeros(len(self.bytes) // GRANULE, np.int32)
         self.writer = np.zeros(len(self.bytes) // GRANULE, np.int32)
 
@@ -199,7 +221,7 @@ class Watched(Memory):
         written, writer = self.written[granules], self.writer[granules]
         others = self.clock.is_unknown(warps, written, writer)
         atomic = (writer == ATOMIC) & (warps is ATOMIC)
-        others |= (written < self.clock.group_start) & (written > 0) & ~atomic
+        others |= self.clock.is_foreign(written) & ~atomic
         if others.any():
             self.race(granules, others, f"another warp or group has written before this {doing}s")
 
@@ -216,6 +238,9 @@ class Watched(Memory):
         numbers = self.rows(4, 1)[:, 0].view(values.dtype)
         before = np.empty_like(values)
         for n, place in enumerate(offsets // 4):
+            fenced = self.fenced.setdefault(int(place), [])
+            self.clock.met += fenced
+            fenced += [self.clock.fenced] if self.clock.fenced else []
             before[n] = numbers[place]
             numbers[place] = function(numbers[place], values[n])
         return before

@@ -360,10 +360,12 @@ static const memory *
 buffer_of(size_t size, const void *value)
 {
     const memory *m = NULL;
+    const memory *given = NULL;
     if (value != NULL && size == sizeof m) {
+        memcpy(&given, value, sizeof given);
         pthread_mutex_lock(&memories_lock);
         m = memories;
-        while (m != NULL && memcmp(&m, value, sizeof m) != 0) {
+        while (m != NULL && m != given) {
             m = m->next;
         }
         pthread_mutex_unlock(&memories_lock);

@@ -4,6 +4,7 @@ import argparse
 
 import clattn
 from clattn._arguments.dtypes import FLOATS
+from clattn._caches.rows import CODES
 from clattn._commands.common import CommandError, add_device, find_device, number
 from clattn._host import files
 from clattn.warming import KINDS
@@ -18,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(KINDS)} (default: prefill decode)")  # fmt: skip
     add("--head-sizes", metavar="E", nargs="+", type=number(int, 1), default=[64, 128],
         help="sizes of a row of query, key and value (default: 64 128)")  # fmt: skip
+    add("--codes", metavar="CODE", nargs="+", choices=tuple(CODES), default=[],
+        help=f"of caches, besides dtypes, of {', '.join(CODES)} (default: none)")  # fmt: skip
     add_device(parser)
     add("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
@@ -32,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.kinds,
             device,
             head_sizes=arguments.head_sizes,
+            codes=arguments.codes,
             progress=not arguments.quiet,
         )
     except ModuleNotFoundError as error:  # bfloat16 needs ml_dtypes
