@@ -9,12 +9,14 @@ from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, float16, tolerance
 from support.checks import assert_close
 from support.data import draw, sdpa
+from support.launches import launched_once
 from support.ragged import check_sequences, in_pages, packed, run
 from support.variants import with_kernels
 
 pytestmark = pytest.mark.full
 
 mma = with_kernels("mma")
+decode_mma = with_kernels("decode_mma")
 
 
 @pytest.fixture(params=tuning.WARPS)
@@ -39,9 +41,12 @@ BANDS_OF_SEQUENCES = (
 @pytest.mark.parametrize("page_size", [None, 128, 16, 7])
 @mma
 def test_sequences(device, variant, warps, page_size):
+    """Rows of pages that no sequence uses hold NaN. None is read, so no row is computed again."""
     given = packed(*SEQUENCES, Hq=2, Hk=1, E=64, dtype=float16)
     for options in BANDS_OF_SEQUENCES:
         check_sequences(given, device, page_size, **options)
+        launched = launched_once(run, given, device, page_size, **options)
+        assert [one.kernel for one in launched] == ["attention_mma"], options
 
 
 @pytest.mark.parametrize("page_size", [None, 1, 32])
@@ -93,3 +98,22 @@ def test_mods_of_sequences(device, variant):
             right = attention(query, key, value, **call)[0]
             allowed = tolerance(query, key, value, rounds_weights=True, **call)[0]
             assert_close(got[rows].swapaxes(0, 1), right, allowed)
+
+
+# --- few rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [None, 64, 7])
+@decode_mma
+def test_few_rows(device, variant, page_size):
+    given = packed([1, 0, 3, 1], [300, 4, 70, 0], Hq=8, Hk=2, E=64, dtype=float16)
+    for options in ({}, {"is_causal": "lower_right"}, {"window_size": (90, 0)}):
+        check_sequences(given, device, page_size, **options)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@decode_mma
+def test_keys_of_few_rows_are_split(device, variant, page_size):
+    """Those of the longest sequence. A split has 256 KiB."""
+    given = packed([1, 2, 1], [2600, 3, 90], Hq=4, Hk=1, E=64, dtype=float16)
+    check_sequences(given, device, page_size)

@@ -62,7 +62,7 @@ MACROS = {
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1 PAGED=0",
     "attention/mma_backward.cl": f"{SIZES} WARPS=4 MT=1 STAGES=2 BN=32 STRIP=16 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 STEP=4",
-    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
+    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4 PAGED=0",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 "
     "WARP_SHUFFLES=1 SUB_GROUP=0",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 WARP_SHUFFLES=1",
@@ -215,6 +215,11 @@ NVIDIA = [
     decode_mma(1, 128, 128, *BOOL_MASK),
     decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),
     decode_mma(2, 192, 128),
+    decode_mma(1, 64, 64, *SEQUENCES),
+    decode_mma(1, 64, 64, *SEQUENCES, "PAGED=1"),
+    decode_mma(2, 128, 128, *SEQUENCES),
+    decode_mma(2, 128, 128, *SEQUENCES, "PAGED=1"),
+    decode_mma(2, 192, 128, *SEQUENCES, "PAGED=1"),
 ]
 
 # --- Intel's and AMD's GPUs ----------------------------------------------------------------------
