@@ -117,3 +117,5 @@ def test_keys_of_few_rows_are_split(device, variant, page_size):
     """Those of the longest sequence. A split has 256 KiB."""
     given = packed([1, 2, 1], [2600, 3, 90], Hq=4, Hk=1, E=64, dtype=float16)
     check_sequences(given, device, page_size)
+    launched = [one.kernel for one in launched_once(run, given, device, page_size)]
+    assert launched == ["attention_decode_mma", "attention_decode_gpu_merge"]
