@@ -119,7 +119,7 @@ def download(folder, python_version, packages):
     return [] if done.returncode == 0 else [f"wheels: {last}"]
 
 
-def make_ptx(folder, key_rows, seconds=600):
+def make_ptx(folder, key_rows, seconds=300):
     """Fill a folder for tools/cuda_machine.py; return "" or why that is impossible.
 
     It needs clattn in this Python. Results are zeros, so the calls fail after their programs are
