@@ -34,6 +34,7 @@ FLEX_BACKWARD = ("attention/test_flex_backward.py",)
 PAGES = "python/test_paged_cache.py", "python/test_quantize.py"
 BATCHES = ("python/test_kv_cache_codes.py",)
 RAGGED = ("attention/test_ragged.py",)
+MMA_RAGGED = ("attention/test_mma_sequences.py",)
 BYTES = "attention/test_bytes.py", "python/test_paged_attend.py"
 
 
@@ -273,6 +274,26 @@ FAULTS = [
     Fault("sequences share partial rows", "attention/splits.clh",
           "sequences_header(call)[CA_HEADER_PARTIAL] + numbers[CA_SEQUENCE_PARTIAL] +",
           "sequences_header(call)[CA_HEADER_PARTIAL] +", "fastest", RAGGED),
+    Fault("tiles of a sequence have its first rows", "attention/mma/tiles.clh",
+          "[CA_SEQUENCE_ROW] + range[CA_RANGE_FIRST];", "[CA_SEQUENCE_ROW];", "mma", MMA_RAGGED),
+    Fault("sequences have the keys of the first one", "attention/mma/tiles.clh",
+          "sequence_numbers(call, tile->batch[0])[CA_SEQUENCE_KEY] + tile->first;",
+          "tile->first;", "mma", MMA_RAGGED),
+    Fault("sequences have the pages of the first one", "attention/mma/tiles.clh",
+          "header[CA_HEADER_PAGES] + numbers[CA_SEQUENCE_KEY];", "header[CA_HEADER_PAGES];", "mma",
+          MMA_RAGGED),
+    Fault("a window's first block passes the end of its page", "attention/mma/tiles.clh",
+          "PAGED == CA_BLOCKS_IN_PAGES ? tile.first % BN : 0;", "0;", "mma", MMA_RAGGED),
+    Fault("blocks of the next page are those of the first one", "attention/mma/chunks.clh",
+          "source->pages[number] * source->page + row", "source->pages[0] * source->page + row",
+          "mma", MMA_RAGGED),
+    Fault("a work-item's rows stay in a page", "attention/mma/chunks.clh",
+          "number += pages + (behind ? 1 : 0);", "number += pages;", "mma", MMA_RAGGED),
+    Fault("few rows see the pages of the first sequence", "attention/decode_mma.cl",
+          "header[CA_HEADER_PAGES] + numbers[CA_SEQUENCE_KEY];", "header[CA_HEADER_PAGES];",
+          "decode_mma", MMA_RAGGED),
+    Fault("keys of a split lie in the pages of the first one", "attention/decode_mma.cl",
+          "(uint)source->start + (uint)key;", "(uint)key;", "decode_mma", MMA_RAGGED),
     Fault("values have the scales of keys", "attention/keys.clh",
           "(real)run->value_scale[k *", "(real)run->key_scale[k *", "tiled reference", BYTES),
     Fault("float8 has another bias", "support/lanes.clh",

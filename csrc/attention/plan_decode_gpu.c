@@ -236,7 +236,9 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
-    ca_kernel_define(spec, "WIDE", ca_attention_keys_are(attention, ca_operand_is_wide));
+    ca_kernel_define(spec, "WIDE",
+                     ca_attention_keys_are(attention, ca_operand_is_wide) &&
+                         ca_attention_pages_are_wide(attention));
 }
 
 const ca_variant ca_variant_decode_gpu = {

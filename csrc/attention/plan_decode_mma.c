@@ -75,8 +75,12 @@ static bool
 decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     (void)info;
-    return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
-           ca_attention_keys_are(attention, ca_operand_is_wide);
+    return attention->T <= CA_MATRIX_MAX_ROWS &&
+           attention->operands[CA_ATTENTION_QUERY].rows <= CA_MATRIX_MAX_ROWS &&
+           (!ca_attention_has_pages(attention) ||
+            attention->sequences->page_size <= CA_MATRIX_MAX_ROWS) &&
+           ca_attention_keys_are(attention, ca_operand_is_wide) &&
+           ca_attention_pages_are_wide(attention);
 }
 
 static const ca_knob knobs_of_decode_mma[] = CA_KNOBS_OF_SPLITS;
@@ -87,6 +91,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_plan_begin(plan, attention, "attention_decode_mma", THREADS);
     plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
+    plan->rows = TILE_ROWS;
     plan->grid[3] = ca_divide_up(plan->heads * attention->L, TILE_ROWS);
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_decode_mma, knobs_of_decode_mma);
     int64_t splits = choose_splits(info, attention, ca_plan_items(plan));
@@ -95,6 +100,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_plan_define_sizes(plan, attention);
     ca_plan_define_warp(&plan->spec, info, attention, false);
     ca_kernel_define(&plan->spec, "WARPS", WARPS);
+    ca_kernel_define(&plan->spec, "PAGED", ca_attention_has_pages(attention));
     ca_plan_merge_on_gpu(info, attention, plan);
 }
 
@@ -103,7 +109,7 @@ const ca_variant ca_variant_decode_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_VALUE_HEAD,
-    .takes = CA_COMMON_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_RAGGED_OPTIONS,
     .group = THREADS,
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,

@@ -12,6 +12,9 @@
 
 #define MAX_HEAD 256
 
+/* Largest head size of sequences, so that nothing spills where warps multiply alone. */
+#define MAX_HEAD_OF_SEQUENCES 192
+
 /* Warps that multiply together, if they do. Their tiles in local memory are panels of PANEL_COLUMNS, and
    a product has LEAST_GROUP_KEYS keys, or twice as many. */
 #define TOGETHER_WARPS   4
@@ -35,13 +38,6 @@ static const ca_knob knobs_of_mma[] = {
     [TOGETHER] = {"TOGETHER", {1, TOGETHER_WARPS}},
     {NULL, {0}},
 };
-
-static bool
-mma_can_run(const ca_device_info *info, const ca_attention *attention)
-{
-    (void)info;
-    return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS;
-}
 
 bool
 ca_mma_rows_are_aligned(const ca_operand *operand)
@@ -84,8 +80,8 @@ typedef struct {
 #define MOST_KEYS 64
 
 /* Largest head sizes of a warp with two tiles of rows whose queries stay in registers, so that
-   nothing spills: with masks and the like, without them, and without them for strips of WIDE_STRIP
-   keys. */
+   nothing spills: with masks, pages and the like, without them, and without them for strips of
+   WIDE_STRIP keys. */
 #define TWO_TILES_HEAD       96
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
@@ -111,7 +107,8 @@ usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t h
 {
     bool plain = ca_mma_is_plain(attention);
     bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
-    bool fits = head <= TWO_TILES_HEAD || (plain && head <= TWO_TILES_PLAIN_HEAD && ample);
+    bool fits = head <= TWO_TILES_HEAD || (plain && head <= TWO_TILES_PLAIN_HEAD && ample &&
+                                           !ca_attention_has_pages(attention));
     int64_t tiles = fits && fills_two ? 2 : 1;
     bool wide = plain && (tiles == 1 || head <= TWO_TILES_WIDE_HEAD);
     return (shape){
@@ -167,13 +164,28 @@ groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t he
             ca_attention_has(attention, CA_ATTENTION_MASK));
 }
 
+static bool
+mma_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    int64_t head = attention->E > attention->Ev ? attention->E : attention->Ev;
+    bool fits = attention->sequences == NULL || head <= MAX_HEAD_OF_SEQUENCES ||
+                groups_pay(info, attention, ca_mma_padded_head(head));
+    if (ca_attention_has_pages(attention)) {
+        fits = fits && attention->sequences->page_size <= CA_MATRIX_MAX_ROWS;
+    }
+    /* Rows are numbered over all sequences. */
+    return fits && attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
+           attention->operands[CA_ATTENTION_QUERY].rows <= CA_MATRIX_MAX_ROWS;
+}
+
 /* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three
    work-groups share a compute unit, and one multiplies while another computes weights. Masks and the like
-   take registers, so that blocks have fewer keys. */
+   take registers, so that blocks have fewer keys. So do sequences. */
 static shape
 grouped_shape(const ca_attention *attention, int64_t head)
 {
-    bool ample = head <= PANEL_COLUMNS && ca_mma_is_plain(attention);
+    bool ample =
+        head <= PANEL_COLUMNS && ca_mma_is_plain(attention) && attention->sequences == NULL;
     return (shape){
         .warps = head <= 128 ? CA_MMA_WARPS : 2 * CA_MMA_WARPS,
         .tiles = 1,
@@ -270,6 +282,15 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
     return rule;
 }
 
+/* Returns what lies in one page, for blocks of so many keys: the macro PAGED. */
+static int64_t
+paged(const ca_attention *attention, int64_t keys)
+{
+    return !ca_attention_has_pages(attention)            ? 0
+           : attention->sequences->page_size % keys == 0 ? CA_BLOCKS_IN_PAGES
+                                                         : CA_ROWS_IN_PAGES;
+}
+
 static void
 plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -278,7 +299,8 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
     shape s = choose_shape(info, attention, E, Ev, ca_plan_items(plan));
     plan->local_size = (size_t)s.warps * CA_MMA_LANES;
-    plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * CA_MMA_TILE_ROWS);
+    plan->rows = s.warps * s.tiles * CA_MMA_TILE_ROWS;
+    plan->grid[3] = ca_divide_up(attention->L, plan->rows);
     plan->grid[4] = s.warps * CA_MMA_LANES;
 
     ca_kernel_spec *spec = &plan->spec;
@@ -289,7 +311,8 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
     ca_kernel_define(spec, "ALIGNED",
                      ca_mma_rows_are_aligned(&attention->operands[CA_ATTENTION_QUERY]) &&
-                         ca_attention_keys_are(attention, ca_mma_rows_are_aligned));
+                         ca_attention_keys_are(attention, ca_mma_rows_are_aligned) &&
+                         ca_attention_pages_are_wide(attention));
     ca_kernel_define(spec, "OUTPUT_ALIGNED",
                      ca_mma_rows_are_aligned(&attention->operands[CA_ATTENTION_OUTPUT]));
     ca_plan_define_warp(spec, info, attention, s.together > 1);
@@ -300,6 +323,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "STRIP", s.strip);
     ca_kernel_define(spec, "QUERIES", s.queries);
     ca_kernel_define(spec, "TOGETHER", s.together);
+    ca_kernel_define(spec, "PAGED", paged(attention, s.keys));
 }
 
 const ca_variant ca_variant_mma = {
@@ -307,7 +331,7 @@ const ca_variant ca_variant_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
-    .takes = CA_COMMON_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_RAGGED_OPTIONS,
     .group = THREADS,
     .local_memory = CA_MMA_LOCAL_BYTES,
     .multiplies_matrices = true,

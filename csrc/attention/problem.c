@@ -473,3 +473,15 @@ ca_operand_is_wide(const ca_operand *operand)
     }
     return wide;
 }
+
+bool
+ca_attention_pages_are_wide(const ca_attention *attention)
+{
+    static const ca_attention_role roles[] = {CA_ATTENTION_KEY, CA_ATTENTION_VALUE};
+    bool wide = true;
+    for (int n = 0; n < 2 && ca_attention_has_pages(attention); n++) {
+        int64_t size = (int64_t)ca_dtype_size(attention->operands[roles[n]].dtype);
+        wide = wide && attention->sequences->paged[n]->strides[0] * size % CA_WIDE_BYTES == 0;
+    }
+    return wide;
+}

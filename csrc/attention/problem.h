@@ -190,6 +190,9 @@ bool ca_attention_drops(const ca_attention *attention);
    and values from. */
 bool ca_attention_keys_are(const ca_attention *attention, bool (*test)(const ca_operand *));
 
+/* Are pages whole 16 bytes apart, those of keys and those of values? True without pages. */
+bool ca_attention_pages_are_wide(const ca_attention *attention);
+
 /* Bytes of a key and its value. */
 int64_t ca_attention_key_bytes(const ca_attention *attention);
 

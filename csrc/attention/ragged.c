@@ -126,8 +126,9 @@ make_model(const ragged *r, int64_t L, int64_t T, int64_t count, ca_attention *m
     model->S = model->T = T > 0 ? T : 1;
     model->batch[0] = count;
     model->operands[CA_ATTENTION_SEQUENCES] = sequences_operand(r, 0);
-    model->operands[CA_ATTENTION_KEY].batch[0] = 1; /* each has its own */
-    model->operands[CA_ATTENTION_VALUE].batch[0] = 1;
+    /* Each has its own keys, as far apart as rows of whole 16 bytes may be. */
+    model->operands[CA_ATTENTION_KEY].batch[0] = CA_WIDE_BYTES;
+    model->operands[CA_ATTENTION_VALUE].batch[0] = CA_WIDE_BYTES;
     model->below = sequences->left < attention->L + attention->T
                        ? sequences->left + L /* of any sequence */
                        : CA_BAND_UNBOUNDED;

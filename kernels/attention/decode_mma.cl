@@ -25,6 +25,7 @@
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
  *     -DWARPS              warps of a group
+ *     -DPAGED              1: keys and values lie in pages. A lane looks up the page of each key and value
  *     and the macros of support/warp.clh
  *
  * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
@@ -67,8 +68,15 @@ typedef struct {
     key_run run;
     ca_int64 start; /* the number of the split's first key */
     int count;      /* of keys */
-    int g;          /* lane / 4 */
-    int t;          /* lane % 4 */
+#if PAGED
+    __global const long
+        *pages; /* where the sequence's pages lie; the run begins at row 0 of page 0 */
+    int page_size;
+    ca_int64 key_page; /* elements from a page to the next one */
+    ca_int64 value_page;
+#endif
+    int g; /* lane / 4 */
+    int t; /* lane % 4 */
 } split_source;
 
 /* Returns a chunk of a row, zeros behind the row's end. */
@@ -78,6 +86,21 @@ load_chunk(__global const storage *row, int chunk, int columns)
     return chunk * 8 < columns ? ((__global const uint4 *)row)[chunk] : (uint4)0u;
 }
 
+#if PAGED
+/* Returns how far the row of a key of the split is from row 0 of page 0. */
+INLINED ca_int64
+distance_of_key(const split_source *source, int key, ca_int64 page, ca_int64 row)
+{
+    const uint j = (uint)source->start + (uint)key;
+    const uint number = j / (uint)source->page_size;
+    return source->pages[number] * page + (j - number * (uint)source->page_size) * row;
+}
+#define KEY_DISTANCE(source, key, name, row)                                                       \
+    distance_of_key(source, key, (source)->name##_page, row)
+#else
+#define KEY_DISTANCE(source, key, name, row) ((key) * (row))
+#endif
+
 /* Loads this lane's chunks of the 16 keys that begin with key j. In the place of a key
    behind the end, the last key is loaded again. */
 INLINED void
@@ -86,7 +109,7 @@ load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
     const row_strides strides = STRIDES_OF_RUN(&source->run, source->call->params, key);
     WARP_FOR (int k = 0; k < 2; k++) {
         const int key = min(j + source->g + 8 * k, source->count - 1);
-        __global const storage *row = source->run.key + key * strides.row;
+        __global const storage *row = source->run.key + KEY_DISTANCE(source, key, key, strides.row);
         WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
             keys[k][n] = load_chunk(row, source->t + 4 * n, HEAD_E);
         }
@@ -108,7 +131,8 @@ load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
     const row_strides strides = STRIDES_OF_RUN(&source->run, source->call->params, value);
     WARP_FOR (int k = 0; k < 4; k++) {
         const int key = min(j + key_of(source, k), source->count - 1);
-        __global const storage *row = source->run.value + key * strides.row;
+        __global const storage *row =
+            source->run.value + KEY_DISTANCE(source, key, value, strides.row);
         WARP_FOR (int n = 0; n < VALUE_LOADS; n++) {
             values[k][n] = load_chunk(row, source->g + 8 * n, HEAD_EV);
         }
@@ -182,6 +206,25 @@ share_queries(__local uint4 *queries, const attention_call *call, const split_sh
         queries[at + chunk % 4] = signs ^ gather_chunk(from + chunk * 8 * params->query.column,
                                                        params->query.column, HEAD_E - chunk * 8);
     }
+}
+
+/* Sets where the keys of a split lie. */
+INLINED void
+start_source(split_source *source, const split_share *group)
+{
+    const attention_call *call = source->call;
+#if PAGED
+    const ca_attention_params *params = call->params;
+    __global const long *header = sequences_header(call);
+    __global const long *numbers = sequence_numbers(call, group->batch[0]);
+    start_run(&source->run, call->key, &params->key, call->value, &params->value, group->batch, 0);
+    source->pages = call->sequences + header[CA_HEADER_PAGES] + numbers[CA_SEQUENCE_KEY];
+    source->page_size = (int)header[CA_HEADER_PAGE_SIZE];
+    source->key_page = header[CA_HEADER_KEY_PAGE];
+    source->value_page = header[CA_HEADER_VALUE_PAGE];
+#else
+    find_key_run(&source->run, call, group->batch, source->start);
+#endif
 }
 
 /* Turns products with the 16 keys from j on into scores, -inf where a row does not
@@ -318,7 +361,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
                            .count = (int)(keys.end - keys.start),
                            .g = (int)warp.lane / 4,
                            .t = (int)warp.lane % 4};
-    find_key_run(&source.run, &call, group.batch, keys.start);
+    start_source(&source, &group);
     softmax_state softmax;
     float4 result[1][EV_TILES] = {{(float4)0.0f}};
     start_softmax(&softmax);

@@ -4,7 +4,7 @@
  * work-items.
  *
  *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM) * THREADS, local size
- *                  THREADS
+ *                  THREADS; with sequences, ranges * heads * THREADS
  *     work-group   WARPS warps, which own BM = WARPS * MT * 16 rows of one batch
  *     warp         MT * 16 rows; all keys that one of the group's rows may see, with an
  *                  online softmax
@@ -31,6 +31,8 @@
  *     -DQUERIES           where queries stay: CA_QUERIES_IN_REGISTERS, or
  *                         CA_QUERIES_IN_LOCAL_MEMORY, which leaves registers for a larger
  *                         STRIP
+ *     -DPAGED             where the keys of sequences lie: CA_BLOCKS_IN_PAGES, where pages hold a multiple
+ *                         of BN keys, CA_ROWS_IN_PAGES, or 0, not in pages
  *     -DTOGETHER          warps that multiply together: 1, or 4, with queries in local memory,
  *                         head sizes that are multiples of 64, MT 1 and STRIP BN
  *     -DBN                keys of a block, a multiple of STRIP
@@ -127,13 +129,19 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
 {
     WARP_DECLARE(warp, WARPS, memory, LOCAL_CHUNKS);
     DEFINE_CALL(call);
+#if RAGGED
+    ca_int64 batch[CA_BATCH_DIMS];
+    const ca_int64 place = find_range(&call, batch);
+#else
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 group = group_of(&params);
     const ca_int64 linear = ca_divide(group, tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
-    const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles), memory);
+    const ca_int64 place = tiles - 1 - (group - linear * tiles);
+#endif
+    const mma_tile tile = tile_at(&call, batch, place, memory);
     const mma_lane lane = lane_of(&warp);
     const float factor = late_factor(&params);
 

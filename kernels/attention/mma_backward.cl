@@ -35,6 +35,7 @@
  */
 #define IS_BACKWARD
 #define GROUPED         0
+#define PAGED           0
 #define CAP             warp_tanh
 #define EXP2            score_exp2
 #define LOCAL_ALIGNMENT 128

@@ -194,4 +194,8 @@ typedef struct {
 #define CA_QUERIES_IN_REGISTERS    1
 #define CA_QUERIES_IN_LOCAL_MEMORY 2
 
+/* -DPAGED of attention/mma.cl: what lies in one page. 0: keys do not lie in pages. */
+#define CA_BLOCKS_IN_PAGES 1 /* each block of keys */
+#define CA_ROWS_IN_PAGES   2 /* each key */
+
 #define CA_ATTENTION_PARAMS_SIZE 880

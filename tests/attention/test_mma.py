@@ -23,13 +23,10 @@ pytestmark = pytest.mark.full
 mma = with_kernels("mma")
 decode_mma = with_kernels("decode_mma")
 
-# Warps that multiply alone, as on most devices, and groups of four that multiply together.
-TOGETHER = {"alone": {}, "together": {"TOGETHER": 4, "WARPS": 4, "BN": 64, "STAGES": 2}}
 
-
-@pytest.fixture(params=TOGETHER)
+@pytest.fixture(params=tuning.WARPS)
 def warps(request, device):
-    tuning.tune_all(device, "float16", "mma", TOGETHER[request.param])
+    tuning.tune_all(device, "float16", "mma", tuning.WARPS[request.param])
     yield request.param
     tuning.clear(device)
 
@@ -49,7 +46,7 @@ def test_widest_tiles_of_two(device, variant, half):
 @mma
 def test_groups_that_do_not_fit_the_local_memory(device, variant):
     """Warps multiply alone then."""
-    tuning.tune_all(device, "float16", "mma", TOGETHER["together"])
+    tuning.tune_all(device, "float16", "mma", tuning.WARPS["together"])
     variant.check(*halves((2, 4), 130, 140, 128), device=device, return_lse=False)
     tuning.clear(device)
 

@@ -12,8 +12,9 @@ import clattn
 import numpy as np
 import pytest
 from clattn._commands.bench import command, contest, limits, report
+from clattn._commands.bench.gpu import ALL_GPU_ROWS
 from clattn._commands.bench.peers import Call
-from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
+from clattn._commands.bench.rows import MODEL_ROWS, ROWS, Row
 from clattn._commands.main import main
 from references.attention import attention
 from rich.text import Text
@@ -218,7 +219,7 @@ def test_a_wrong_result_is_noticed(device, capsys, monkeypatch, tmp_path, fake_p
 
 def test_patterns_choose_rows():
     assert [row.name for row in command._rows("*gqa")] == [
-        row.name for row in (*ROWS, *GPU_ROWS) if row.name.endswith("gqa")
+        row.name for row in (*ROWS, *ALL_GPU_ROWS) if row.name.endswith("gqa")
     ]
 
 

@@ -9,6 +9,8 @@ import clattn
 import numpy as np
 import pytest
 from clattn._commands.bench import command, contest, exact, limits, peers, torch_peers
+from clattn._commands.bench.exact_gradients import exact_gradients
+from clattn._commands.bench.gpu import ALL_GPU_ROWS, BACKWARD_ROWS, SEQUENCE_ROWS
 from clattn._commands.bench.rows import GPU_ROWS, ROWS, Row, draw
 from clattn._commands.main import main
 
@@ -47,8 +49,20 @@ def test_the_rows_are_what_gpus_are_judged_by():
             assert row.bytes_read >= 64 * MIB
         else:
             assert row.limit == ("product" if row.dtype in HALVES else "fma")
-    names = [row.name for row in (*ROWS, *GPU_ROWS)]
+    names = [row.name for row in (*ROWS, *ALL_GPU_ROWS)]
     assert len({*names}) == len(names)
+
+
+def test_rows_of_backward_passes_and_sequences():
+    have = {(row.dtype, row.shape[5], row.is_causal) for row in BACKWARD_ROWS}
+    assert have == {(t, E, causal) for t in HALVES for E in (64, 128) for causal in (False, True)}
+    assert all(row.trains == "backward" and row.flop == row.backward_flop for row in BACKWARD_ROWS)
+    for row in SEQUENCE_ROWS:
+        assert row.on_device and row.shape[3:5] == tuple(map(sum, zip(*row.lengths, strict=True)))
+        assert (row.limit == "read") == all(rows == 1 for rows, _ in row.lengths)
+        assert row.limit != "read" or row.bytes_read >= 128 * MIB  # more than a cache holds
+    assert {row.page_size for row in SEQUENCE_ROWS} == {0, 16, 64, 256}
+    assert {row.code for row in SEQUENCE_ROWS} == {"", "int8", "float8_e4m3fn"}
 
 
 def test_rows_scaled_down():
@@ -111,7 +125,7 @@ def test_rows_on_a_device(device, tmp_path, capsys, monkeypatch, no_peers):
     assert status == 0
     assert "TFLOP/s" in said and "GB/s" in said
     content = json.loads(file.read_text())
-    assert [row["name"] for row in content["rows"]] == [r.name for r in GPU_ROWS if r.name in rows]
+    assert [row["name"] for row in content["rows"]] == [*rows]  # in the order of --rows
     [words] = content["devices"]
     for row in content["rows"]:
         result = row["results"][words]
@@ -123,6 +137,30 @@ def test_rows_on_a_device(device, tmp_path, capsys, monkeypatch, no_peers):
     prefill = (2, 16, 32, 128)
     assert {(clattn.Tensor, prefill), (np.ndarray, prefill)} <= kinds
     assert {kind for kind, shape in kinds if shape != prefill} == {clattn.Tensor}
+
+
+def test_rows_of_each_kind_are_measured_together(first_device, tmp_path, capsys, no_peers):
+    """A backward pass, packed keys, pages beside contiguous keys, codes beside float16."""
+    file = tmp_path / "bench.json"
+    rows = ("f16-E64", "backward-f16-E64-causal", "ragged-f16-E64", "decode-pages-16",
+            "decode-int8")  # fmt: skip
+    assert bench("--gpu", "--scale", 256, "--rows", *rows, "--rounds", 1,
+                 "--device", first_device.platform, "--json", file) == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "contiguous" in said and "float16" in said
+    content = json.loads(file.read_text())
+    found = {row["name"]: row for row in content["rows"]}
+    assert tuple(found) == rows
+    [words] = content["devices"]
+    beside = {name: row["results"][words].get("beside_seconds", {}) for name, row in found.items()}
+    assert {name: [*others] for name, others in beside.items() if others} == {
+        "decode-pages-16": ["contiguous"], "decode-int8": ["float16"],
+    }  # fmt: skip
+    for row in content["rows"]:
+        assert 0 < row["results"][words]["error"] <= row["allowed_error"] and not row["failed"]
+    backward = found["backward-f16-E64-causal"]
+    seconds = backward["results"][words]["seconds"]
+    assert backward["results"][words]["rate"] == pytest.approx(backward["flop"] / seconds)
 
 
 def test_a_row_that_fails_is_said_and_the_next_one_measured(
@@ -166,7 +204,8 @@ def test_what_is_measured_is_written_after_each_row(device, tmp_path, monkeypatc
 def test_list(capsys):
     assert bench("--list", "--gpu") == 0
     said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said[1:]] == [row.name for row in GPU_ROWS]
+    assert [line.split()[0] for line in said[1:]] == [row.name for row in ALL_GPU_ROWS]
+    assert "backward" in next(line for line in said if line.startswith("backward-f16-E128 "))
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -181,7 +220,7 @@ def test_options_that_do_not_fit(arguments, words, capsys):
 
 def test_patterns_find_rows_of_both_tables():
     found = command._rows("decode-f*")
-    assert found == [row for row in GPU_ROWS if row.name.startswith("decode-f")]
+    assert found == [row for row in ALL_GPU_ROWS if row.name.startswith("decode-f")]
 
 
 # --- limits ----------------------------------------------------------------------------------
@@ -292,6 +331,73 @@ def test_a_backend_that_does_not_take_a_row_is_left_out_with_a_note(device, no_p
     assert set(measured.seconds) == {"d", "math"}
     assert measured.best == "math"
     assert [note.partition(":")[0] for note in measured.notes] == ["efficient"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_backend_computes_the_backward_pass(causal):
+    pytest.importorskip("torch")
+    problem = draw(Row("backward", (1, 3, 3, 40, 40, 16), "bfloat16", is_causal=causal,
+                       on_device=True, trains="backward"))  # fmt: skip
+    right = exact_gradients(problem)
+    with ExitStack() as stack:
+        call = Here(stack).prepare(problem)
+        call.run()
+        assert right.is_right(call.result(), exact.PEER_FACTOR)
+    assert len(right.right[0][0]) == 1  # head of a large problem
+
+
+class FlashHere(torch_peers.Flash):
+    """On the host, where varlen_attn has no kernel: `attend_each` takes its place."""
+
+    place = "cpu"
+
+
+def attend_each(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size,
+                enable_gqa=False, seqused_k=None, block_table=None):  # fmt: skip
+    """torch.nn.attention.varlen.varlen_attn, by a call for each sequence."""
+    import torch
+
+    assert window_size == (-1, 0)
+    assert max_q == cu_seq_q.diff().max()
+    results = []
+    for n in range(len(cu_seq_q) - 1):
+        rows = slice(*cu_seq_q[n : n + 2])
+        if block_table is None:
+            k, v = (a[slice(*cu_seq_k[n : n + 2])] for a in (key, value))
+        else:
+            assert cu_seq_k is None and block_table.dtype == torch.int32
+            k, v = (a[block_table[n]].flatten(0, 1)[: seqused_k[n]] for a in (key, value))
+        assert len(k) <= max_k
+        i = torch.arange(len(query[rows]))[:, None] + len(k) - len(query[rows])
+        q, k, v = (a.swapaxes(0, 1)[None] for a in (query[rows], k, v))
+        seen = torch.arange(k.shape[2]) <= i
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            output = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, seen, enable_gqa=enable_gqa
+            )
+        results.append(output[0].swapaxes(0, 1))
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("name", ["ragged-f16-E64", "ragged-bf16-gqa", "ragged-pages-16"])
+def test_flash_attention_takes_sequences(name, monkeypatch):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(varlen, "varlen_attn", attend_each)
+    problem = draw(next(row for row in SEQUENCE_ROWS if row.name == name).scaled(256))
+    right = exact.exact_rows(problem)
+    with ExitStack() as stack:
+        call = FlashHere(stack).prepare(problem)
+        call.run()
+        assert right.error(call.result()) <= exact.PEER_FACTOR * right.allowed
+
+
+def test_sequences_that_a_backend_does_not_take():
+    pytest.importorskip("torch")
+    codes = next(row for row in SEQUENCE_ROWS if row.name == "decode-int8").scaled(512)
+    with ExitStack() as stack:
+        assert Here(stack).prepare(draw(codes)) is None
+        with pytest.raises(NotImplementedError, match="takes no codes"):
+            FlashHere(stack).prepare(draw(codes))
 
 
 def test_rows_that_a_backend_is_not_asked_for():

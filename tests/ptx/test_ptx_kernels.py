@@ -69,6 +69,30 @@ CASES = {
         + BY_SEQUENCE.format(4, 1050, 900)),
     "sinks, offsets": ("mma", SINKS_AND_OFFSETS + " LSE=1",
         "*halves((2, 2), 20, 150, 64), " + BY_SEQUENCE.format(2, -5, 100)),
+    # Rows and keys of sequences: packed, in pages of whole blocks, and in smaller pages. Windows
+    # begin within a page.
+    "sequences": ("mma", "RAGGED=1 PAGED=0 TOGETHER=1 ALIGNED=1 BN=64 LSE=1",
+        "packed([20, 0, 17], [70, 3, 30], 2, 1, 64, dtype=float16), is_causal='lower_right'"),
+    "sequences, pages": ("mma", "RAGGED=1 PAGED=1 TOGETHER=1 ALIGNED=1 BN=32",
+        "packed([20, 9], [30, 150], 1, 1, 128, dtype=bfloat16), page_size=32, window_size=(49, 3)"),
+    "sequences, rows of pages": ("mma", "RAGGED=1 PAGED=2 TOGETHER=1 ALIGNED=1 BN=32",
+        "packed([20, 9], [30, 100], 2, 2, 80, dtype=float16), page_size=16, window_size=(49, 3)"),
+    "sequences, pages not aligned": ("mma", "RAGGED=1 PAGED=2 ALIGNED=0 OUTPUT_ALIGNED=0",
+        "packed([20, 9], [30, 80], 1, 1, 21, dtype=float16), page_size=5, softcap=3.0"),
+    "groups, sequences": ("mma", "RAGGED=1 PAGED=0 TOGETHER=4 ALIGNED=1 BN=64 LSE=1",
+        "packed([70, 20], [150, 30], 2, 1, 64, dtype=float16), is_causal='lower_right'"),
+    "groups, sequences, pages": ("mma", "RAGGED=1 PAGED=1 TOGETHER=4 ALIGNED=1 BN=64",
+        "packed([20, 70], [30, 200], 1, 1, 64, dtype=float16), page_size=64, window_size=(60, 3)"),
+    "groups, sequences, rows of pages": ("mma", "RAGGED=1 PAGED=2 TOGETHER=4 ALIGNED=1 BN=64",
+        "packed([70, 9], [150, 30], 1, 1, 128, dtype=bfloat16), page_size=16, is_causal=True"),
+    "decode, sequences": ("decode_gpu", "RAGGED=1 WIDE=1",
+        "packed([1, 3, 1], [170, 30, 1], 4, 2, 64, dtype=float16), is_causal='lower_right'"),
+    "decode, group, sequences": ("decode_mma", "RAGGED=1 PAGED=0",
+        "packed([1, 3, 1], [170, 30, 1], 4, 1, 64, dtype=float16), is_causal='lower_right'"),
+    "decode, group, sequences, pages": ("decode_mma", "RAGGED=1 PAGED=1",
+        "packed([1, 2], [70, 100], 8, 2, 80, dtype=bfloat16), page_size=16, window_size=(60, 0)"),
+    "decode, sequences, pages": ("decode_gpu", "RAGGED=1 WIDE=1",
+        "packed([1, 2], [70, 100], 2, 1, 80, dtype=bfloat16), page_size=16"),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
     "tiled, weights": ("tiled tiled_scores", "DTYPE=3",
         "*qkv((1, 1), 40, 50, 64), is_causal=True, return_weights=True"),
@@ -78,6 +102,7 @@ CASES = {
 
 ARRAYS = """
 from functools import partial
+from support.ragged import check_sequences, packed, run
 halves = partial(qkv, dtype=float16)
 
 mask = draw((20, 150), float16)
@@ -96,20 +121,29 @@ wide = np.empty((1, 1, 40, 65), float16).swapaxes(2, 3)
 """
 
 
-def code_of(name, call="check_attention"):
-    kernels, macros, arguments = CASES[name]
+def call_of(name, checks=True):
+    """The call of a case, with or without a comparison."""
+    arguments = CASES[name][2]
+    if arguments.startswith("packed"):
+        return f"{'check_sequences' if checks else 'run'}({arguments}, device=device)"
     lse = "" if "return_lse" in arguments else ", return_lse=False"
+    return f"{'check_attention' if checks else 'sdpa'}({arguments}{lse}, device=device)"
+
+
+def code_of(name, checks=True):
+    kernels, macros, _ = CASES[name]
     return f"""
 print({name!r})
 machine.launched.clear()
-{call}({arguments}{lse}, device=device)
+{call_of(name, checks)}
 launched = dict(machine.launched)
 for kernel in {kernels.split()}:
     macros = launched["attention_" + kernel]
 assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
 for kernel, macros in launched.items():
     listed = table.MACROS[kernel.replace("_", "/", 1) + ".cl"]
-    assert macros.keys() == {{m.partition("=")[0] for m in listed.split()}}, (kernel, macros)
+    listed = {{m.partition("=")[0] for m in listed.split()}}
+    assert macros.keys() - {{"RAGGED"}} == listed, (kernel, macros)
 assert not any(m.bank_conflicts for m in machine.machines.values())
 """
 
@@ -285,7 +319,7 @@ machine.machine = lambda *launched: Nothing()
 from clattn import _core
 _core.force("", "", "off")  # there are no results to compare
 """
-    calls = "".join(code_of(name, "sdpa") for name in CASES)
+    calls = "".join(code_of(name, False) for name in CASES)
     run_on_machine(library, ARRAYS + code + calls + SPLITS + LOCAL_MEMORY)
 
 

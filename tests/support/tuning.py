@@ -5,6 +5,9 @@ from clattn import _core
 
 CLASSES, KNOBS = _core.tunables()
 
+# Of attention_mma: warps that multiply alone, as on most devices, and groups of four.
+WARPS = {"alone": {}, "together": {"TOGETHER": 4, "WARPS": 4, "BN": 64, "STAGES": 2}}
+
 
 def clear(device):
     """All classes follow the plans' rules."""

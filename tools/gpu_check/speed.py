@@ -9,8 +9,10 @@ from pathlib import Path
 from gpu_check import first_calls, needs, running, tables
 from gpu_check.check import Result, describe_items, wrong_variants
 
-# The rows that say most, of `bench --gpu`.
-KEY_ROWS = ("f16-E128", "f16-E128-causal", "bf16-E128", "f16-E64", "decode-f16-gqa", "f32-E64")
+# The rows that say most, of `bench --gpu`, in the order of what is worth most.
+KEY_ROWS = ("f16-E128", "f16-E128-causal", "bf16-E128", "f16-E64", "decode-f16-gqa", "f32-E64",
+            "backward-f16-E128-causal", "ragged-f16-E128", "decode-pages-16", "ragged-pages-16",
+            "backward-f16-E64", "decode-ragged", "decode-int8")  # fmt: skip
 CPU_SCALE = 64  # by which their lengths are divided on CPUs
 ROW_SECONDS = 60  # without a new row, until a row is taken to hang
 PROFILED = ("mma float16 causal", "decode_mma float16 groups", "tiled float32 causal")

@@ -59,10 +59,10 @@ MACROS = {
     "attention/tiled_backward.cl": f"{SIZES} TX=16 TY=16 MI=4 NJ=4 NC=(HEAD_EV/TX) EC=32 KC=32 "
     "SUB_GROUP=0 STEP=4",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
-    "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
+    "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1 PAGED=0",
     "attention/mma_backward.cl": f"{SIZES} WARPS=4 MT=1 STAGES=2 BN=32 STRIP=16 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 STEP=4",
-    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
+    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4 PAGED=0",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 "
     "WARP_SHUFFLES=1 SUB_GROUP=0",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 WARP_SHUFFLES=1",
@@ -79,13 +79,17 @@ FLOAT_MASK = uses("MASK", "ADDED_MASK", mask_dtype=1)
 SOFTCAP = uses("SOFTCAP")
 WEIGHTS = (f"OPTIONS={(1 << BITS['SCORES']) + (3 << BITS['STAGE'])}", "ARRAYS=1")
 BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
+# Calls with sequences, whose keys are packed or lie in pages: csrc/attention/plan_mma.c, `paged`.
+SEQUENCES = ("RAGGED=1", *uses("SEQUENCES"))
+SEQUENCES_SOFTCAP_LSE = ("RAGGED=1", *uses("SEQUENCES", "SOFTCAP"), "LSE=1")
+BLOCKS_IN_PAGES, ROWS_IN_PAGES = "PAGED=1", "PAGED=2"
 BOTH = ("sm_80", "sm_90")
 RETARGETED = "sm_90a"  # PTX for it is other PTX, changed by clattn
 
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
     """A row of attention_mma, as attention/plan_mma.c makes it where queries stay in registers."""
-    plain = not any(macro.startswith("OPTIONS") for macro in more)
+    plain = set(SEQUENCES) <= {*more} or not any(macro.startswith("OPTIONS") for macro in more)
     chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"STRIP={chunk}")
     return Row("attention/mma.cl", (*macros, *more), architectures)
@@ -162,6 +166,22 @@ NVIDIA = [
     grouped_mma(1, 64, 4, 64, *BOTH_AND_LSE),
     grouped_mma(2, 128, 4, 64, *SOFTCAP),
     grouped_mma(1, 128, 4, 64, *uses("MASK", "SOFTCAP"), "LSE=1"),
+    *[
+        row
+        for where in ("PAGED=0", BLOCKS_IN_PAGES, ROWS_IN_PAGES)
+        for row in (
+            mma(1, 64, 2, 64, *ALIGNED, *SEQUENCES, where),
+            mma(1, 64, 2, 64, *ALIGNED, *SEQUENCES_SOFTCAP_LSE, where),
+            mma(1, 80, 2, 32, *ALIGNED, *SEQUENCES, where),
+            mma(1, 128, 1, 32, *ALIGNED, *SEQUENCES, "LSE=1", where),
+            mma(1, 192, 1, 16, *ALIGNED, *SEQUENCES, where),
+            grouped_mma(1, 64, 4, 64, *SEQUENCES, where),
+            grouped_mma(2, 128, 4, 64, *SEQUENCES, "LSE=1", where),
+            grouped_mma(1, 128, 4, 64, *SEQUENCES_SOFTCAP_LSE, where),
+            grouped_mma(1, 256, 8, 64, *SEQUENCES, where),
+        )
+    ],
+    mma(2, 128, 2, 32, *ALIGNED, *SEQUENCES, architectures=("sm_90",)),
     Row("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     Row("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     Row("attention/tiled_scores.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", *WEIGHTS), BOTH),
@@ -187,6 +207,7 @@ NVIDIA = [
         for name in ("QUERY", "KEY")
     ],
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
+    Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4", *SEQUENCES), BOTH),
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
     Row("probe/group.cl", (), (RETARGETED,)),
@@ -194,6 +215,11 @@ NVIDIA = [
     decode_mma(1, 128, 128, *BOOL_MASK),
     decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),
     decode_mma(2, 192, 128),
+    decode_mma(1, 64, 64, *SEQUENCES),
+    decode_mma(1, 64, 64, *SEQUENCES, "PAGED=1"),
+    decode_mma(2, 128, 128, *SEQUENCES),
+    decode_mma(2, 128, 128, *SEQUENCES, "PAGED=1"),
+    decode_mma(2, 192, 128, *SEQUENCES, "PAGED=1"),
 ]
 
 # --- Intel's and AMD's GPUs ----------------------------------------------------------------------

@@ -14,9 +14,10 @@ from clattn._commands import listing
 from clattn._commands.bench import contest, figures, flex, torch_peers
 from clattn._commands.bench.contest import Measured
 from clattn._commands.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
+from clattn._commands.bench.gpu import ALL_GPU_ROWS, gpu_calls
 from clattn._commands.bench.limits import Limits
 from clattn._commands.bench.peers import Peer
-from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype
+from clattn._commands.bench.rows import MODEL_ROWS, ROWS, TITLES, Row, numpy_dtype
 from clattn._commands.bench.serving import SERVE_ROWS, ServeRow, serve_calls
 from clattn._commands.bench.training import TRAIN_ROWS, TorchTraining, train_calls
 from clattn._commands.common import CommandError, find_device, need, number
@@ -62,7 +63,7 @@ def _rows(pattern: str) -> list[Row]:
         return list(MODEL_ROWS)
     if pattern in APART:
         return list(APART[pattern])
-    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS, *TRAIN_ROWS, *SERVE_ROWS)
+    everything = (*ROWS, *ALL_GPU_ROWS, *FLEX_ROWS, *TRAIN_ROWS, *SERVE_ROWS)
     if pattern == "calls":
         by_name = {row.name: row for row in everything}
         return [by_name[name] for name in TITLES]
@@ -116,7 +117,8 @@ def _print_rows(rows: Sequence[Row]) -> None:
         if isinstance(row, ServeRow):
             more += [f"{len(row.lengths)} sequences", *([row.code] if row.code else [])]
             more += [f"pages of {row.page_size}"] if row.page_size else []
-        more += ["both passes"] if row.trains else []
+        more += ["both passes"] if row.trains is True else []
+        more += ["backward"] if row.trains == "backward" else []
         sizes = ", ".join(map(str, row.shape))
         print(f"{row.name:<18} {sizes:<26} {row.dtype:<9} {', '.join(more)}".rstrip())
 
@@ -172,14 +174,16 @@ def _apart(arguments: argparse.Namespace) -> str | None:
 
 
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
-    table: Sequence[Row] = FLEX_ROWS if arguments.flex else GPU_ROWS if arguments.gpu else ROWS
+    table: Sequence[Row] = FLEX_ROWS if arguments.flex else ALL_GPU_ROWS if arguments.gpu else ROWS
     word = _apart(arguments)
     if table is ROWS and word is not None:
         table = APART[word]
         if any(set(rows).isdisjoint(table) for rows in arguments.rows):
             raise CommandError(f"--rows: the rows of {word!r} are measured without others", 2)
-    chosen = {row for rows in arguments.rows or [table] for row in rows}
-    rows = [row.scaled(arguments.scale) for row in table if row in chosen]
+    chosen = dict.fromkeys(row for rows in arguments.rows or [table] for row in rows)
+    # Those for GPUs keep the order that is asked for: time on a GPU may end before them.
+    first, second = (chosen, table) if arguments.gpu else (table, chosen)
+    rows = [row.scaled(arguments.scale) for row in first if row in second]
     if not rows:
         option = "--flex" if arguments.flex else "--gpu" if arguments.gpu else ""
         what = f"of {option}" if option else "without --gpu or --flex"
@@ -208,7 +212,9 @@ def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, 
     classes: Sequence[type[Peer]] = contest.peer_classes(arguments.gpu)
     make_calls: contest.MakeCalls = contest.clattn_calls
     seconds = math.inf
-    if arguments.flex:
+    if arguments.gpu:
+        make_calls = gpu_calls
+    elif arguments.flex:
         classes, make_calls, seconds = [flex.TorchFlex], flex.flex_calls, ROW_SECONDS
     elif rows[0].trains:
         classes, make_calls, seconds = [TorchTraining], train_calls, ROW_SECONDS

@@ -73,7 +73,7 @@ class Measured:
         """Return how near a device is to its limit, 1 at most; None: the limit is not known."""
         if not self.limits[words]:
             return None
-        if self.row.trains:
+        if self.row.trains is True:
             return self.row.backward_flop / self.beside[words]["backward"] / self.limits[words]
         return self.rate(words) / self.limits[words]
 

@@ -87,24 +87,25 @@ def score_rows(
     batch: int,
     heads: slice | NDArray[np.intp],
     dtype: np.dtype[Any],
+    keys: slice = slice(None),
 ) -> tuple[Array, float]:
-    """Return scores of some query rows and key heads, (heads, Hq / Hk, len(rows), S).
+    """Return scores of some query rows, key heads and keys, (heads, Hq / Hk, len(rows), S).
 
     A key that a row does not attend to has -inf. The largest product of query and key follows.
     """
     _, Hq, Hk, L, _, E = problem.row.shape
     groups = (Hk, Hq // Hk)
     query = problem.query[batch].reshape(*groups, L, E)[heads][:, :, rows].astype(dtype)
-    key = problem.key[batch][heads].astype(dtype)[:, None]
+    key = problem.key[batch][heads][:, keys].astype(dtype)[:, None]
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
     largest = float(np.abs(scores).max())
     if problem.mask is not None and problem.mask.dtype != bool:
         mask = problem.mask[batch, 0] if problem.mask.ndim == 4 else problem.mask
-        scores += mask[rows].astype(dtype)
+        scores += mask[rows][:, keys].astype(dtype)
     bias = problem.row.bias(rows)
     if bias is not None:
-        scores += bias.astype(dtype).reshape(*groups, *bias.shape[1:])[heads]
-    return np.where(_seen(problem, rows, batch), scores, -np.inf), largest
+        scores += bias.astype(dtype).reshape(*groups, *bias.shape[1:])[heads][..., keys]
+    return np.where(_seen(problem, rows, batch)[:, keys], scores, -np.inf), largest
 
 
 def _attend(
@@ -118,9 +119,11 @@ def _attend(
     result, square = (np.empty((B, Hq, len(rows), E), dtype) for _ in range(2))
     largest = 0.0
     for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
-        scores, most = score_rows(problem, rows, b, slice(None), dtype)
-        largest = max(largest, most)
-        value = problem.value[b].astype(dtype)[:, None]
-        both = weigh(scores, np.concatenate((value, value * value), axis=-1))
-        result[b], square[b] = (a.reshape(result[b].shape) for a in np.split(both, 2, axis=-1))
+        for places, keys in problem.row.parts(rows):
+            scores, most = score_rows(problem, rows[places], b, slice(None), dtype, keys)
+            largest = max(largest, most)
+            value = problem.value[b][:, keys].astype(dtype)[:, None]
+            both = weigh(scores, np.concatenate((value, value * value), axis=-1))
+            for whole, part in zip((result, square), np.split(both, 2, axis=-1), strict=True):
+                whole[b][:, places] = part.reshape(Hq, len(places), E)
     return result, square, largest

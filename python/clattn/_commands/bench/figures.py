@@ -106,7 +106,9 @@ def as_markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     the times of clattn's other calls in the place of others'.
     """
     shown = columns(records)
-    trained = {row["name"] for record in records for row in record["rows"] if row.get("trains")}
+    trained = {
+        row["name"] for record in records for row in record["rows"] if row.get("trains") is True
+    }
     trains = not trained.isdisjoint(names)
     beside = list(dict.fromkeys(o for one in shown for name in names for o in one.beside(name)))
     titles = ["call", *(title for one in shown for title in _titles(one, names, trains, beside))]

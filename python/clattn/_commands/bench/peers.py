@@ -33,7 +33,7 @@ class Call:
     count: int = 1  # how many calls `run` makes
 
 
-def repeated(run_some: Callable[[int], object], result: Callable[[], Array]) -> Call:
+def repeated(run_some: Callable[[int], object], result: Callable[[], Any]) -> Call:
     """Return a Call of several calls that are waited for together.
 
     `run_some(n)` makes n calls. A wait after each call would be timed too.

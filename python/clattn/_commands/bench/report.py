@@ -74,11 +74,14 @@ def make_table(words: str, results: Results) -> Table:
         rates=any(one.row.on_device for one in measured),
         beside=list(
             dict.fromkeys(
-                name for one in measured if not one.row.trains for name in one.beside.get(words, ())
+                name
+                for one in measured
+                if one.row.trains is not True
+                for name in one.beside.get(words, ())
             )
         ),
         first=bool(results.alone),
-        trains=any(one.row.trains for one in measured),
+        trains=any(one.row.trains is True for one in measured),
     )
     table.add_column("row", no_wrap=True)
     headers = ["ms", *(["TFLOP/s", "GB/s"] if shown.rates else ())]
@@ -240,7 +243,7 @@ def _row_json(one: Measured, results: Results) -> dict[str, Any]:
             beside = one.beside[name]
             found[name] |= (
                 {"backward_seconds": beside["backward"]}
-                if one.row.trains
+                if one.row.trains is True
                 else {"beside_seconds": beside}
             )
         if results.alone:

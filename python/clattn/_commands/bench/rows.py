@@ -1,6 +1,7 @@
 """The problems that ``python -m clattn bench`` measures, and their data."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -33,6 +34,7 @@ class Row:
     (B, L, H, E), of one packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E).
     `door`: the operator that clattn is called by, with arrays as it takes them. `trains`: forward
     and backward pass; the multiply-adds of the backward pass bound its time, whatever `limit` says.
+    "backward": the backward pass alone, bound by `limit`.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Row:
     on_device: bool = False
     layout: Literal["heads", "projections", "packed", "stacked"] = "heads"
     door: Literal["torch", "onnx", "directml"] = "torch"
-    trains: bool = False
+    trains: bool | Literal["backward"] = False
 
     @property
     def is_grouped(self) -> bool:
@@ -83,6 +85,8 @@ class Row:
     @property
     def flop(self) -> int:
         """2 · (E + Ev) for each pair, and what the backward pass adds to that."""
+        if self.trains == "backward":
+            return self.backward_flop
         return self.pairs * 4 * self.shape[-1] + (self.backward_flop if self.trains else 0)
 
     @property
@@ -113,6 +117,10 @@ class Row:
         if self.is_padded:
             seen &= j >= int(S * PADDED[batch % len(PADDED)])
         return seen
+
+    def parts(self, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], slice]]:
+        """Yield places in `rows`, and a range of keys outside of which these rows see none."""
+        yield np.arange(len(rows)), slice(None)
 
     def kept(self, array: Array) -> Array:
         """Return the keys or values that a call reads, of those that are drawn."""

@@ -5,7 +5,7 @@ device, as those of a cache do.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import clattn
 from clattn import Device
-from clattn._commands.bench.peers import Call
+from clattn._commands.bench.peers import Call, repeated
 from clattn._commands.bench.rows import LEAST_LENGTH, Array, Problem, Row, numpy_dtype
 
 Lengths = tuple[tuple[int, int], ...]  # rows and keys of each sequence
@@ -29,6 +29,7 @@ class ServeRow(Row):
 
     `shape` counts the rows and keys of all sequences. `page_size`: keys of sequences of
     equal lengths lie in pages of so many positions. `code`: keys and values are int8 or float8.
+    With `on_device` the query lies on the device too, and packed keys stand beside nothing.
     """
 
     lengths: Lengths = ()
@@ -62,6 +63,13 @@ class ServeRow(Row):
         sequence = np.searchsorted(of_rows, i, side="right") - 1
         last = of_keys[sequence + 1] - (of_rows[sequence + 1] - i)
         return (j >= of_keys[sequence][:, None]) & (j <= last[:, None])
+
+    def parts(self, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], slice]]:
+        """Yield the places of each sequence's rows, and its keys."""
+        of_rows, of_keys = self.ends
+        sequence = np.searchsorted(of_rows, rows, side="right") - 1
+        for n in np.unique(sequence):
+            yield np.flatnonzero(sequence == n), slice(*of_keys[n : n + 2].tolist())
 
     def kept(self, array: Array) -> Array:
         """Return the numbers that codes of keys or values stand for."""
@@ -121,6 +129,12 @@ def _codes(code: str) -> tuple[ServeRow, ...]:
     )  # fmt: skip
 
 
+def gpu_row(name: str, lengths: Lengths, heads: tuple[int, int, int], **options: Any) -> ServeRow:
+    """Return a row of float16 whose arrays lie on the device."""
+    row = _serve("", lengths, heads, **{"dtype": "float16", "on_device": True, **options})
+    return replace(row, name=name)
+
+
 SERVE_ROWS = (
     _serve("prompts", tuple((S, S) for S in _KEYS), _HEADS),
     _serve("decode", _DECODING, _HEADS, limit="read"),
@@ -141,18 +155,31 @@ def serve_calls(problem: Problem, device: Device) -> tuple[Call, dict[str, Call]
         np.ascontiguousarray(a[0].swapaxes(0, 1))
         for a in (problem.query, problem.key, problem.value)
     )
-    attend = _Attend(row, query, device)
+    attend = _Attend(row, clattn.tensor(query, device) if row.on_device else query, device)
+    others: dict[str, Callable[[], Any]] = {}
     if not row.page_size:
         run = attend.packed(key, value)
-        others = {"each": attend.each(key, value), "padded": attend.padded(key, value)}
+        if not row.on_device:
+            others = {"each": attend.each(key, value), "padded": attend.padded(key, value)}
     elif not row.code:
         run = attend.pages(key, value, row.dtype)
         others = {"contiguous": attend.contiguous(key, value)}
     else:
         run = attend.pages(key, value, row.code)
         others = {"float16": attend.pages(key.astype("f2"), value.astype("f2"), "float16")}
-    call = Call(run, lambda: np.asarray(run()).swapaxes(0, 1)[None])
-    return call, {name: Call(other, other) for name, other in others.items()}
+
+    def prepared(run: Callable[[], Any]) -> Call:
+        def run_some(count: int) -> None:
+            for _ in range(count):
+                run()
+            clattn.synchronize(device)
+
+        def result() -> Array:
+            return np.asarray(run()).swapaxes(0, 1)[None]
+
+        return repeated(run_some, result) if row.on_device else Call(run, result)
+
+    return prepared(run), {name: prepared(other) for name, other in others.items()}
 
 
 @dataclass(frozen=True)
@@ -160,7 +187,7 @@ class _Attend:
     """Calls of a row, over packed keys and values: (S, Hk, E)."""
 
     row: ServeRow
-    query: Array  # (L, Hq, E)
+    query: Any  # (L, Hq, E), an array of the host or of the device
     device: Device
 
     def _place(self, array: Array) -> clattn.Tensor:
@@ -208,9 +235,10 @@ class _Attend:
         B = len(self.row.lengths)
         query, key, value = (
             np.ascontiguousarray(a.reshape(B, -1, *a.shape[1:]).swapaxes(1, 2))
-            for a in (self.query, key, value)
+            for a in (np.asarray(self.query), key, value)
         )
-        return self._dense((query, self._place(key), self._place(value)), "BHLE")
+        placed = self._place(query) if self.row.on_device else query
+        return self._dense((placed, self._place(key), self._place(value)), "BHLE")
 
     def pages(self, key: Array, value: Array, dtype: str) -> Callable[[], Any]:
         """Return one call over a cache of pages; those of sequences of equal lengths alternate."""

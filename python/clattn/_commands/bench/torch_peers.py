@@ -11,6 +11,7 @@ import numpy as np
 
 from clattn._commands.bench.peers import Call, Peer, repeated
 from clattn._commands.bench.rows import Array, Problem
+from clattn._commands.bench.serving import ServeRow
 from clattn._commands.timing import THREADS
 
 PRODUCT_SIZE = 8192  # rows and columns of the matrices that torch multiplies
@@ -46,15 +47,12 @@ class Torch(Peer):
         is_left_out = not row.on_device or (self.half_only and row.dtype == "float32")
         if self.backend and is_left_out:
             return None
+        if isinstance(row, ServeRow):
+            return self._prepare_sequences(problem, row)
+        if row.trains == "backward":
+            return self._prepare_backward(problem)
         tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
         attend = self._attention(tensors, problem)
-
-        def run_some(count: int) -> None:
-            with self._only():
-                for _ in range(count):
-                    attend()
-            if self.place == "cuda":
-                self._torch.cuda.synchronize()
 
         def result() -> Array:
             with self._only():
@@ -63,7 +61,42 @@ class Torch(Peer):
         if not self.backend:
             return Call(attend, result)
         result()  # raises where the backend does not take the problem
-        return repeated(run_some, result)
+        return repeated(self._together(attend), result)
+
+    def _together(self, call: Callable[[], Any]) -> Callable[[int], None]:
+        """Return a function of so many calls that are waited for together."""
+
+        def run_some(count: int) -> None:
+            with self._only():
+                for _ in range(count):
+                    call()
+            if self.place == "cuda":
+                self._torch.cuda.synchronize()
+
+        return run_some
+
+    def _prepare_backward(self, problem: Problem) -> Call:
+        """Return autograd's backward pass alone, of a forward pass by the backend."""
+        torch = self._torch
+        with torch.inference_mode(False):
+            given = (problem.query, problem.key, problem.value)
+            leaves = [self._tensor(a).requires_grad_() for a in given]
+            grad = self._tensor(problem.grad_output)
+            with self._only():  # raises where the backend does not take the problem
+                output = self._attention(leaves, problem)()
+
+        def run() -> Any:
+            with torch.inference_mode(False):
+                return torch.autograd.grad(output, leaves, grad, retain_graph=True)
+
+        def result() -> tuple[Array, ...]:
+            return tuple(self._array(a.cpu(), problem.query.dtype) for a in run())
+
+        return repeated(self._together(run), result)
+
+    def _prepare_sequences(self, problem: Problem, row: ServeRow) -> Call | None:
+        """Return a call of packed sequences; only flash attention has one."""
+        return None
 
     def _attention(self, tensors: Sequence[Any], problem: Problem) -> Callable[[], Any]:
         row, mask = problem.row, problem.additive_mask
@@ -93,6 +126,37 @@ class Flash(Torch):
     name, label = "torch, flash attention", "flash"
     place, backend, half_only = "cuda", "FLASH_ATTENTION", True
 
+    def _prepare_sequences(self, problem: Problem, row: ServeRow) -> Call:
+        """Return varlen_attn of torch, on packed keys or on pages whose order is that of keys."""
+        if row.code:
+            raise NotImplementedError("varlen_attn takes no codes")
+        from torch.nn.attention.varlen import varlen_attn  # of torch 2.10 and later
+
+        torch = self._torch
+        given = (problem.query, problem.key, problem.value)
+        query, key, value = (self._tensor(_packed(a)) for a in given)
+        ends = [torch.from_numpy(a.astype(np.int32)).to(self.place) for a in row.ends]
+        longest = [max(one) for one in zip(*row.lengths, strict=True)]
+        options: dict[str, Any] = {"window_size": (-1, 0)}  # aligned to the lower right
+        if row.is_grouped:
+            options["enable_gqa"] = True
+        if row.page_size:
+            lengths = [keys for _, keys in row.lengths]
+            key, value = (a.unflatten(0, (-1, row.page_size)) for a in (key, value))
+            pages = np.arange(len(key), dtype=np.int32).reshape(len(lengths), -1)
+            options["block_table"] = torch.from_numpy(pages).to(self.place)
+            options["seqused_k"] = torch.tensor(lengths, dtype=torch.int32, device=self.place)
+        starts = (ends[0], None if row.page_size else ends[1])
+        arguments = (query, key, value, *starts, *longest)
+
+        def attend() -> Any:
+            return varlen_attn(*arguments, **options)
+
+        def result() -> Array:
+            return self._array(attend().cpu(), problem.query.dtype).swapaxes(0, 1)[None]
+
+        return repeated(self._together(attend), result)
+
 
 class Efficient(Torch):
     """The memory-efficient backend."""
@@ -106,6 +170,11 @@ class Cudnn(Torch):
 
     name, label = "torch, cuDNN", "cuDNN"
     place, backend, half_only = "cuda", "CUDNN_ATTENTION", True
+
+
+def _packed(array: Array) -> Array:
+    """(1, H, total, E) as (total, H, E)."""
+    return np.ascontiguousarray(array[0].swapaxes(0, 1))
 
 
 def find_product() -> Callable[[str], float] | None:

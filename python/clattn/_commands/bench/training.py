@@ -11,7 +11,7 @@ import clattn
 from clattn import Device
 from clattn._commands.bench.exact_gradients import Gradients
 from clattn._commands.bench.flex import FLEX_TRAIN_ROW, FlexRow, TorchFlex, make_alibi
-from clattn._commands.bench.peers import Call
+from clattn._commands.bench.peers import Call, repeated
 from clattn._commands.bench.rows import SDPA_TRAIN_ROWS, Problem
 from clattn._commands.bench.torch_peers import Torch
 
@@ -53,6 +53,33 @@ def train_calls(problem: Problem, device: Device) -> tuple[Call, dict[str, Call]
         return tuple(map(np.asarray, found))
 
     return Call(run, result), {"backward": Call(run_backward, result)}
+
+
+def backward_call(problem: Problem, device: Device) -> Call:
+    """Return clattn's backward pass alone, on arrays of the device."""
+    row = problem.row
+    given = (problem.query, problem.key, problem.value, problem.grad_output)
+    query, key, value, grad = (clattn.tensor(np.ascontiguousarray(a), device) for a in given)
+    options: dict[str, Any] = {
+        "is_causal": row.is_causal,
+        "enable_gqa": row.is_grouped,
+        "device": device,
+    }
+    forward = clattn.scaled_dot_product_attention(query, key, value, return_lse=True, **options)
+    run = functools.partial(
+        clattn.scaled_dot_product_attention_backward, grad, query, key, value, *forward, **options
+    )
+
+    def run_some(count: int) -> None:
+        for _ in range(count):
+            run()
+        clattn.synchronize(device)
+
+    def result() -> Gradients:
+        gradients = run()
+        return tuple(map(np.asarray, (gradients.query, gradients.key, gradients.value)))
+
+    return repeated(run_some, result)
 
 
 class TorchTraining(Torch):
