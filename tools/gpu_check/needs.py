@@ -122,11 +122,11 @@ def download(folder, python_version, packages):
     return [] if done.returncode == 0 else [f"wheels: {last}"]
 
 
-def make_ptx(folder, key_rows, seconds=300):
+def make_ptx(folder, key_rows, seconds=600):
     """Fill a folder for tools/cuda_machine.py; return "" or why that is impossible.
 
     It needs clattn in this Python. Results are zeros, so the calls fail after their programs are
-    built, and nothing counts but the programs.
+    built, and nothing counts but the programs. Without trials, which would leave variants out.
     """
     for arguments in (
         ["-c", SMOKE_CODE, *smoke.calls("gpu")],
@@ -137,7 +137,8 @@ def make_ptx(folder, key_rows, seconds=300):
         try:
             done = subprocess.run(
                 [str(word) for word in command], capture_output=True, text=True, timeout=seconds,
-                cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)},
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS), "CLATTN_TRIALS": "off"},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
