@@ -80,20 +80,13 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
             splits_worthwhile(attention, 1) > 1);
 }
 
-/* Returns how many keys a page has, or 0 if there are no pages. */
-static int64_t
-keys_of_page(const ca_attention *attention)
-{
-    return ca_attention_has_pages(attention) ? attention->sequences->page_size : 0;
-}
-
 /* True if the heads of dimension `d` lie side by side in each row, or one behind the other in each page. */
 static bool
 heads_adjoin(const ca_attention *attention, int d)
 {
     static const ca_attention_role roles[] = {CA_ATTENTION_KEY, CA_ATTENTION_VALUE,
                                               CA_ATTENTION_PAST_KEY, CA_ATTENTION_PAST_VALUE};
-    int64_t page = keys_of_page(attention);
+    int64_t page = ca_attention_page_size(attention);
     for (size_t n = 0; n < sizeof(roles) / sizeof(*roles); n++) {
         const ca_operand *operand = &attention->operands[roles[n]];
         int64_t columns = operand->columns;
@@ -124,7 +117,8 @@ static int64_t
 keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few)
 {
     int64_t size = (int64_t)ca_dtype_size(attention->operands[CA_ATTENTION_KEY].dtype);
-    if (few && size == 2 && keys_of_page(attention) == 0 && !ca_first_cache_is_large(info)) {
+    if (few && size == 2 && ca_attention_page_size(attention) == 0 &&
+        !ca_first_cache_is_large(info)) {
         return ca_smaller(HALF_BLOCK_BYTES / (size * attention->E), LONG_BLOCK);
     }
     return few ? LONG_BLOCK : SHORT_BLOCK;
@@ -135,7 +129,7 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static uint32_t
 what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
 {
-    int64_t page = keys_of_page(attention);
+    int64_t page = ca_attention_page_size(attention);
     bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin) &&
                   (page == 0 || page > KEYS_OF_SMALL_PAGE);
     if (few) {
@@ -161,7 +155,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int adjoining = dimension_to_share(attention, plan);
     const bool far = ca_attention_keys_exceed(attention, true, FAR_BYTES);
     const bool ordered =
-        far || keys_of_page(attention) > 0 || (many && rows > ROWS_BOUND_BY_MEMORY);
+        far || ca_attention_page_size(attention) > 0 || (many && rows > ROWS_BOUND_BY_MEMORY);
     const int shared = ordered ? adjoining : -1;
     plan->cpu.keys_are_far = far || shared >= 0;
     plan->cpu.fetches = what_to_fetch(info, attention, few, plan->cpu.keys_are_far);

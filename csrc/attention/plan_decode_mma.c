@@ -77,8 +77,7 @@ decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
     (void)info;
     return attention->T <= CA_MATRIX_MAX_ROWS &&
            attention->operands[CA_ATTENTION_QUERY].rows <= CA_MATRIX_MAX_ROWS &&
-           (!ca_attention_has_pages(attention) ||
-            attention->sequences->page_size <= CA_MATRIX_MAX_ROWS) &&
+           ca_attention_page_size(attention) <= CA_MATRIX_MAX_ROWS &&
            ca_attention_keys_are(attention, ca_operand_is_wide) &&
            ca_attention_pages_are_wide(attention);
 }

@@ -170,11 +170,9 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
     int64_t head = attention->E > attention->Ev ? attention->E : attention->Ev;
     bool fits = attention->sequences == NULL || head <= MAX_HEAD_OF_SEQUENCES ||
                 groups_pay(info, attention, ca_mma_padded_head(head));
-    if (ca_attention_has_pages(attention)) {
-        fits = fits && attention->sequences->page_size <= CA_MATRIX_MAX_ROWS;
-    }
     /* Rows are numbered over all sequences. */
-    return fits && attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
+    return fits && ca_attention_page_size(attention) <= CA_MATRIX_MAX_ROWS &&
+           attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
            attention->operands[CA_ATTENTION_QUERY].rows <= CA_MATRIX_MAX_ROWS;
 }
 
@@ -286,9 +284,8 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
 static int64_t
 paged(const ca_attention *attention, int64_t keys)
 {
-    return !ca_attention_has_pages(attention)            ? 0
-           : attention->sequences->page_size % keys == 0 ? CA_BLOCKS_IN_PAGES
-                                                         : CA_ROWS_IN_PAGES;
+    int64_t size = ca_attention_page_size(attention);
+    return size == 0 ? 0 : size % keys == 0 ? CA_BLOCKS_IN_PAGES : CA_ROWS_IN_PAGES;
 }
 
 static void

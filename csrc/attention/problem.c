@@ -310,10 +310,16 @@ ca_attention_has_codes(const ca_attention *attention)
     return dtype == CA_INT8 || dtype == CA_UINT8;
 }
 
+int64_t
+ca_attention_page_size(const ca_attention *attention)
+{
+    return attention->sequences != NULL ? attention->sequences->page_size : 0;
+}
+
 bool
 ca_attention_has_pages(const ca_attention *attention)
 {
-    return attention->sequences != NULL && attention->sequences->page_size > 0;
+    return ca_attention_page_size(attention) > 0;
 }
 
 bool

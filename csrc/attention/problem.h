@@ -165,6 +165,9 @@ bool ca_attention_has_codes(const ca_attention *attention);
 /* Do keys lie in pages? */
 bool ca_attention_has_pages(const ca_attention *attention);
 
+/* How many keys a page has; 0: there are no pages. */
+int64_t ca_attention_page_size(const ca_attention *attention);
+
 bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
 
 /* True if kernels write the operand of this role. */
