@@ -20,6 +20,7 @@ from clattn.attention import scaled_dot_product_attention
 from clattn.cache import KVCache
 from clattn.paged import PagedKVCache
 from clattn.tensors import tensor
+from clattn.varlen import varlen_attn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,7 +177,10 @@ class _Step(NamedTuple):
         return cache.attend(tensor(self._zeros(1, self.heads, self.rows), device))
 
     def _run_pages(self, device: Device) -> Any:
-        """Append and attend, and append to forks, one of which copies a page that is half full."""
+        """Append and attend, and append to forks, one of which copies a page that is half full.
+
+        Packed rows are attended to without a cache, too.
+        """
         pages = -(-self.keys // _PAGE_SIZE) + 2
         kept = self.code or self.dtype
         cache = PagedKVCache(pages, _PAGE_SIZE, 1, self.head_size, dtype=kept, device=device)
@@ -187,7 +191,12 @@ class _Step(NamedTuple):
         for _ in range(2 if self.is_first else 0):
             branch = cache.fork(branch)
             cache.append(branch, self._zeros(1, 1), self._zeros(1, 1))
-        return cache.attend(tensor(self._zeros(self.rows, self.heads), device), sequence)
+        query = tensor(self._zeros(self.rows, self.heads), device)
+        if self.code is None:
+            key = tensor(self._zeros(self.keys, 1), device)
+            ends = (0, self.rows), (0, self.keys)
+            varlen_attn(query, key, key, *ends, enable_gqa=True).numpy()  # waits
+        return cache.attend(query, sequence)
 
     @property
     def is_first(self) -> bool:

@@ -213,6 +213,27 @@ print(clattn.get_default_device().compute_units)
     run_on_cuda(there, "x = draw((40, 50)); assert (clattn.tril(x) == np.tril(x)).all()")
 
 
+def test_a_server_builds_nothing_after_warm_up(environment, tmp_path):
+    """Packed rows and pages have programs of their own for matrix units."""
+    code = """
+import clattn, numpy as np
+clattn.warm_up(["float16"], ["paged"], head_sizes=[64])
+before = clattn._core.built_programs()[0]
+rows = lambda n, heads: np.zeros((n, heads, 64), np.float16)
+cache = clattn.PagedKVCache(300, 16, 2, 64, dtype="float16")
+sequences = cache.open(2)
+for ends in (0, 200, 350), (0, 1, 2), (0, 17, 19), (0, 3000, 3001):
+    for heads in 2, 8:
+        key = rows(ends[-1], 2)
+        clattn.varlen_attn(rows(ends[-1], heads), key, key, ends, ends, enable_gqa=True)
+    cache.append(sequences, key, key, cu_seq=ends)
+    cache.attend(rows(ends[-1], 8), sequences, cu_seq_q=ends)
+print(before > 0, clattn._core.built_programs()[0] - before)
+"""
+    line = ("--without-gpu", "--folder", tmp_path, "--", sys.executable, "-W", "ignore", "-c", code)
+    assert tool(environment | {"CLATTN_TRIALS": "off"}, *line).stdout == "True 0\n"
+
+
 def test_without_a_driver(environment, tmp_path):
     nowhere = {"CLATTN_CUDA_LIBRARY": "libno-such-cuda.so.1"}
     done = tool(environment, check_exit=False, **nowhere)
