@@ -113,7 +113,7 @@ def test_faults_of_text(programs, name, old, new, says):
 
 
 WAIT_EMPTY = "phase_wait(EMPTY(warp->start, t), PARITY(t) ^ 1u);"
-WAIT_QUERIES = "phase_wait(QUERIES(warp->start, turn), (turn / 2 & 1u) ^ 1u);"
+WAIT_QUERIES = "phase_wait(QUERIES(warp->start, turn), QUERY_PARITY(turn) ^ 1u);"
 LAST_RELEASE = "release(warp, rows->tile + 2 * (uint)blocks - 1);"
 WAIT_FULL = "phase_wait(FULL(warp->start, t), PARITY(t));"
 RELEASE = "phase_arrive(EMPTY(warp->start, t));"

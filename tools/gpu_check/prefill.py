@@ -33,7 +33,8 @@ def producer(name, claim, predicted, *, E, BN, stages, groups=2, copying=4, show
     case, known = TIMED[E, causal, short]
     macros = (f"WARPS={4 * groups}", f"HEAD_E={E}", f"BN={BN}", f"STAGES={stages}",
               f"PRODUCER_WARPS={copying}", f"SHOWN_BY={shown}", f"REGISTERS={registers}",
-              f"ORDER={order}", f"TURNS={turns}", f"CLOCK={clock}")  # fmt: skip
+              f"ORDER={order}", f"TURNS={turns}", f"CLOCK={clock}",
+              f"QUERY_TILES={2 if stays else 1}")  # fmt: skip
     by_unit = shown == "UNIT"
     size = {"threads": 128 * (groups + 1), "rows": 64 * groups, "stays": stays}
     launch = MappedLaunch("producer", **size, keys=BN) if by_unit else Launch("producer", **size)

@@ -25,6 +25,7 @@
  *     -DBN              keys of a block, 64 or 128
  *     -DSTAGES          a power of two, at least 4; 8 if producers show copies
  *     -DPRODUCER_WARPS  that copy: 1 or 4
+ *     -DQUERY_TILES     in local memory: 1, or 2, so that the next piece's queries come while this one's are read
  *     -DSHOWN_BY        who shows copies to products: MULTIPLIERS, behind their waits for a tile; or PRODUCERS,
  *                       which then wait for their copies, two tiles later. UNIT: nobody has to, because one
  *                       work-item asks the unit that copies tensors, by maps of query, key and value, for boxes
@@ -66,21 +67,24 @@
 
 #include "kernels/attention/mma/softmax.clh" /* softmax_state */
 
-#define BM            (WARPS * 16)
-#define COPYING       (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
-#define E_CHUNKS      (HEAD_E / 8)
-#define ROW_CHUNKS    8 /* of a panel */
-#define TILE_BYTES(n) ((n) * HEAD_E * 2)
-#define RING_START (2 * TILE_BYTES(BM)) /* behind the queries of this piece and of the next one */
-#define BARRIERS_START  (RING_START + STAGES * TILE_BYTES(BN))
-#define LOCAL_CHUNKS    ((BARRIERS_START + (2 * STAGES + 2) * PHASE_BYTES) / 16)
+#define BM             (WARPS * 16)
+#define COPYING        (SHOWN_BY == UNIT ? 1 : PRODUCER_WARPS * WARP_LANES)
+#define E_CHUNKS       (HEAD_E / 8)
+#define ROW_CHUNKS     8 /* of a panel */
+#define TILE_BYTES(n)  ((n) * HEAD_E * 2)
+#define RING_START     (QUERY_TILES * TILE_BYTES(BM))
+#define BARRIERS_START (RING_START + STAGES * TILE_BYTES(BN))
+#define LOCAL_CHUNKS                                                                               \
+    ((BARRIERS_START + 2 * STAGES * PHASE_BYTES + QUERY_TILES * PHASE_BYTES + 15) / 16)
 #define FULL(start, t)  ((start) + BARRIERS_START + (t) % STAGES * PHASE_BYTES)
 #define EMPTY(start, t) (FULL(start, t) + STAGES * PHASE_BYTES)
 #define PARITY(t)       ((t) / STAGES & 1u)
 #define QUERIES(start, turn)                                                                       \
-    ((start) + BARRIERS_START + 2 * STAGES * PHASE_BYTES + (turn) % 2 * PHASE_BYTES)
-#define KEY_STEPS      (BN / 16)
-#define RESULT_COLUMNS HEAD_E
+    ((start) + BARRIERS_START + 2 * STAGES * PHASE_BYTES + (turn) % QUERY_TILES * PHASE_BYTES)
+#define QUERY_PARITY(turn)      ((turn) / QUERY_TILES & 1u)
+#define QUERY_TILE(start, turn) ((start) + (turn) % QUERY_TILES * TILE_BYTES(BM))
+#define KEY_STEPS               (BN / 16)
+#define RESULT_COLUMNS          HEAD_E
 
 /* BM rows of a head. */
 typedef struct {
@@ -232,7 +236,7 @@ INLINED void
 start_scores(const warp_state *warp, const attended_rows *rows, uint t, float4 *scores)
 {
     const group_panels queries =
-        group_panels_at(warp->start + rows->turn % 2 * TILE_BYTES(BM) +
+        group_panels_at(QUERY_TILE(warp->start, rows->turn) +
                             warp->index / GROUP_WARPS * (GROUP_ROWS * GROUP_ROW_BYTES),
                         BM * GROUP_ROW_BYTES);
     const group_panels keys = tile_panels(warp, t);
@@ -458,8 +462,9 @@ WARP_KERNEL(THREADS +
             phase_start(FULL(warp.start, t), COPYING);
             phase_start(EMPTY(warp.start, t), WARPS);
         }
-        phase_start(QUERIES(warp.start, 0), WARPS);
-        phase_start(QUERIES(warp.start, 1), WARPS);
+        WARP_FOR (uint turn = 0; turn < QUERY_TILES; turn++) {
+            phase_start(QUERIES(warp.start, turn), WARPS);
+        }
         group_copies_arrive(); /* shows the barriers to the unit that copies tensors */
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* the barriers' starts: their uses */
