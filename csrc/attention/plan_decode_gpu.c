@@ -5,7 +5,8 @@
  *
  * By offline assembly for sm_90 (float16, E = 128) a work-item has 98 registers with 1 row, 128 with 2,
  * 160 with 4 and 251 with 8, and spills none. So the 64 Ki registers of a compute unit hold four groups
- * with 1 or 2 rows, three with 4 and two with 8: 64, 48 or 32 KiB are under way at a time.
+ * with 1 or 2 rows, three with 4 and two with 8: 64, 48 or 32 KiB are under way at a time. Of keys and values
+ * in bytes, with scales, it has 113 to 121 registers with 1 row, 160 with 2 and 232 to 238 with 4.
  */
 #include <math.h>
 
@@ -20,6 +21,10 @@
    keys, all but the first from the cache. This costs arithmetic, but less than a kernel
    for many rows, which pads each head's rows to a tile. */
 #define MOST_ROWS 8
+
+/* Of keys and values in bytes. A load brings twice as many columns as one of float16, so a row has twice
+   as many sums. */
+#define MOST_ROWS_OF_CODES 4
 
 /* Work-items of a group. Four groups, with 64 to 128 bytes under way for each work-item,
    keep a compute unit's share of the memory busy. */
@@ -92,7 +97,7 @@ local_reals(const ca_device_info *info, const ca_attention *attention, const til
 {
     int64_t Ev = attention->Ev;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
-    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_KEY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t value_chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(value_dtype);
     int64_t E = ca_divide_up(attention->E, chunk * t->lanes) * chunk * t->lanes;
@@ -117,18 +122,29 @@ loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
     return ca_divide_up(keys, slices) * for_each;
 }
 
+static bool
+rows_are_wide(const ca_attention *attention)
+{
+    return ca_attention_keys_are(attention, ca_operand_is_wide) &&
+           ca_attention_pages_are_wide(attention);
+}
+
 /* Returns the registers of what a work-item has loaded ahead, of its products and of its sums of
    columns. */
 static int64_t
 registers_of(const ca_attention *attention, const tile *t)
 {
-    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_KEY].dtype;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t value_chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(value_dtype);
     int64_t keys = t->keys * t->lanes / t->group;
     int64_t loads = keys * ca_divide_up(ca_divide_up(attention->E, chunk), t->lanes) +
                     loads_of_values(attention, t->group, t->keys);
+    if (ca_attention_has_codes(attention) && !rows_are_wide(attention)) {
+        /* Bytes that come one by one have a register each, and as many addresses are on hand. */
+        loads = (loads + LOADS_AHEAD) * (int64_t)sizeof(float);
+    }
     int64_t columns = ca_divide_up(ca_divide_up(attention->Ev, value_chunk), t->group);
     int64_t reals = t->rows * (columns * value_chunk + keys);
     return (loads * BYTES_OF_LOAD + reals * ca_plan_real_bytes(attention)) / 4 +
@@ -145,10 +161,13 @@ tile_fits(const ca_device_info *info, const ca_attention *attention, const tile 
 static tile
 choose_tile(const ca_device_info *info, const ca_attention *attention, int64_t rows)
 {
-    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_KEY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t chunks = ca_divide_up(attention->E, chunk);
-    tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
+    /* Sums of columns of codes in float64 would take all local memory of a group of GROUP. */
+    bool codes_in_float64 = ca_attention_has_codes(attention) && ca_attention_in_float64(attention);
+    bool few = info->max_work_group < GROUP || codes_in_float64;
+    tile t = {.group = few ? FEWEST_GROUP : GROUP};
     t.lanes = key_lanes(chunks);
     int64_t keys = t.group / t.lanes * LOADS_AHEAD;
     while (keys * t.lanes > t.group &&
@@ -160,7 +179,7 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int64_t r
         t.lanes *= keys * t.lanes > t.group ? 1 : 2;
         keys /= 2;
     }
-    int64_t most = MOST_ROWS;
+    int64_t most = ca_attention_has_codes(attention) ? MOST_ROWS_OF_CODES : MOST_ROWS;
     do {
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
@@ -236,16 +255,14 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
-    ca_kernel_define(spec, "WIDE",
-                     ca_attention_keys_are(attention, ca_operand_is_wide) &&
-                         ca_attention_pages_are_wide(attention));
+    ca_kernel_define(spec, "WIDE", rows_are_wide(attention));
 }
 
 const ca_variant ca_variant_decode_gpu = {
     .word = "decode_gpu",
     .max_head = 512,
     .max_value_head = 512,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_RAGGED_OPTIONS | CA_SCALE_OPTIONS,
     .group = FEWEST_GROUP,
     .local_memory = LOCAL_BYTES + (1 << 10),
     .fast = CA_FAST_ON_GPUS,

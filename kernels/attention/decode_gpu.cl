@@ -33,12 +33,15 @@
 #define SCORES_IN_LOG2 1
 
 /* Elements of a load, which is 16 bytes, of each dtype. */
-#define ELEMENTS_1 8
-#define ELEMENTS_2 8
-#define ELEMENTS_3 4
-#define ELEMENTS_4 2
-#define KEY_CHUNK  JOIN(ELEMENTS_, DTYPE)
-#define CHUNK      JOIN(ELEMENTS_, VALUE_DTYPE)
+#define ELEMENTS_1  8
+#define ELEMENTS_2  8
+#define ELEMENTS_3  4
+#define ELEMENTS_4  2
+#define ELEMENTS_5  16
+#define ELEMENTS_13 16
+#define ELEMENTS_14 16
+#define KEY_CHUNK   JOIN(ELEMENTS_, KEY_DTYPE)
+#define CHUNK       JOIN(ELEMENTS_, VALUE_DTYPE)
 
 #include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
 #include "kernels/attention/keys.clh"              /* find_key_run */
@@ -67,6 +70,11 @@
 #define raw_1(x) raw_2(x)
 #define raw_3(x) ((uint4)(x(0), x(1), x(2), x(3)))
 #define raw_4(x) as_uint4((ulong2)(x(0), x(1)))
+#define raw_5(x)                                                                                   \
+    as_uint4((uchar16)(x(0), x(1), x(2), x(3), x(4), x(5), x(6), x(7), x(8), x(9), x(10), x(11),   \
+                       x(12), x(13), x(14), x(15)))
+#define raw_13(x) raw_5(x)
+#define raw_14(x) raw_5(x)
 
 /* Unpacks word by word: clang would keep an array of four words in memory. */
 #define DEFINE_UNPACK(dtype, value)                                                                \
@@ -79,6 +87,32 @@
         }                                                                                          \
     }
 
+/* Returns byte n of a word of int8 without a conversion, which GPUs have few units for: 2^23 + the byte + 128
+   has the byte and 128 as its lowest bits. */
+INLINED float
+int8_of_word(uint word, int n)
+{
+    return as_float(0x4b000000u | ((word ^ 0x80808080u) >> 8 * n & 0xffu)) - 8388736.0f;
+}
+
+/* Returns byte n of a word of float8. A float8_e5m2 is the upper half of a float16. So is a float8_e4m3fn, moved
+   by a bit and times 2^-8, except for its NaN. */
+INLINED float
+float8_e5m2_of_word(uint word, int n)
+{
+    const uint halves = n % 2 == 0 ? word << 8 & 0xff00ff00u : word & 0xff00ff00u;
+    return vload_half(n / 2, (const half *)&halves);
+}
+
+INLINED float
+float8_e4m3fn_of_word(uint word, int n)
+{
+    const uint bytes = n % 2 == 0 ? word << 8 : word;
+    const uint halves = (bytes & 0x80008000u) | (bytes >> 1 & 0x3f803f80u);
+    const float x = vload_half(n / 2, (const half *)&halves) * 256.0f;
+    return fabs(x) == 480.0f ? NAN : x; /* what the bits of a NaN would be */
+}
+
 DEFINE_UNPACK(1, vload_half(n % 2, (const half *)&word))
 DEFINE_UNPACK(2, as_float(n % 2 == 0 ? word << 16 : word & 0xffff0000u))
 DEFINE_UNPACK(3, as_float(word))
@@ -86,7 +120,11 @@ DEFINE_UNPACK(3, as_float(word))
 DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
 #endif
 
-#define unpack_key   JOIN(unpack_, DTYPE)
+DEFINE_UNPACK(5, int8_of_word(word, n % 4))
+DEFINE_UNPACK(13, float8_e4m3fn_of_word(word, n % 4))
+DEFINE_UNPACK(14, float8_e5m2_of_word(word, n % 4))
+
+#define unpack_key   JOIN(unpack_, KEY_DTYPE)
 #define unpack_value JOIN(unpack_, VALUE_DTYPE)
 
 /* Defines a function: x[k * chunks + n] = chunk n * lanes + lane of row k * step + first,
@@ -112,7 +150,7 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
 
 #define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * strides->column] : 0)
 
-DEFINE_LOAD_ROWS(load_keys, DTYPE, HEAD_E, KEYS_PER_LANE, KEYS_AT_ONCE, KEY_PER_LANE, KEY_LANES)
+DEFINE_LOAD_ROWS(load_keys, KEY_DTYPE, HEAD_E, KEYS_PER_LANE, KEYS_AT_ONCE, KEY_PER_LANE, KEY_LANES)
 DEFINE_LOAD_ROWS(load_values, VALUE_DTYPE, HEAD_EV, VALUES_PER_LANE, SLICES, PER_LANE, ROW_LANES)
 
 /* --- sums over lanes -------------------------------------------------------------- */
@@ -253,7 +291,7 @@ load_scores(real *x, const __local real *scores, int k, int slice)
    not: a NaN in its value has to show. */
 INLINED void
 add_values(const ca_attention_params *params, slice_state *state, const uint4 *values,
-           const __local real *scores, int slice)
+           const real *scales, const __local real *scores, int slice)
 {
     real highest[RT];
     real decay[RT];
@@ -291,6 +329,11 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
         if (!attends) {
             continue;
         }
+        if (SCALES(params, VALUE_SCALE)) {
+            UNROLLED_FOR (int r = 0; r < RT; r++) {
+                weights[r] *= scales[k];
+            }
+        }
         UNROLLED_FOR (int n = 0; n < PER_LANE; n++) {
             real x[CHUNK];
             unpack_value(values[k * PER_LANE + n], x);
@@ -326,6 +369,31 @@ typedef struct {
     __local real *scratch;
     int buffer; /* for the next block's scores: 0 or 1 */
 } block_memory;
+
+/* The scales of a work-item's sums and values of a block, in calls that have them. */
+typedef struct {
+    real key[OWN_SUMS];
+    real value[VALUES_PER_LANE];
+} block_scales;
+
+/* Loads the scales of keys `first` … `first` + count - 1 of a run. Those behind repeat the last one. */
+INLINED void
+load_scales(block_scales *scales, const ca_attention_params *params, const key_run *run,
+            const lane_share *mine, ca_int64 first, int count)
+{
+    if (SCALES(params, KEY_SCALE)) {
+        UNROLLED_FOR (int n = 0; n < OWN_SUMS; n++) {
+            const int k = own_term(mine->key_lane, n) / RT * KEYS_AT_ONCE + mine->key;
+            scales->key[n] = key_scale_of(params, run, first + min(k, count - 1));
+        }
+    }
+    if (SCALES(params, VALUE_SCALE)) {
+        UNROLLED_FOR (int k = 0; k < VALUES_PER_LANE; k++) {
+            const int j = k * SLICES + mine->slice;
+            scales->value[k] = value_scale_of(params, run, first + min(j, count - 1));
+        }
+    }
+}
 
 /* Sets what mask and bias add to this work-item's scores of keys j0 … j0 + count - 1,
    -inf where a row does not attend. */
@@ -370,14 +438,16 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     const row_strides value_strides = run->value_strides;
     const ca_int64 *batch = group->batch;
     int ahead = keys_ahead(call, group, memory->rows, start, end - start, BN);
-    __global const storage *keys = run->key + ahead * key_strides.row;
+    __global const key_storage *keys = run->key + ahead * key_strides.row;
     __global const value_storage *values = run->value + ahead * value_strides.row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
+    block_scales scales;
     int count = (int)min((ca_int64)BN, end - start - ahead);
     if (count > 0) {
         load_keys(key_chunks, keys, &key_strides, mine->key, mine->key_lane, count);
         load_values(value_chunks, values, &value_strides, mine->slice, mine->lane, count);
+        load_scales(&scales, call->params, run, mine, ahead, count);
     }
     for (ca_int64 j0 = start + ahead; j0 < end; j0 += ahead) {
         real added[OWN_SUMS];
@@ -393,14 +463,20 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         }
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
+        if (SCALES(call->params, KEY_SCALE)) {
+            UNROLLED_FOR (int n = 0; n < OWN_SUMS; n++) {
+                terms[n] *= scales.key[n];
+            }
+        }
         store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
            barrier. */
         barrier(CLK_LOCAL_MEM_FENCE);
-        add_values(call->params, state, value_chunks, block, mine->slice);
+        add_values(call->params, state, value_chunks, scales.value, block, mine->slice);
         if (next > 0) {
             load_values(value_chunks, values, &value_strides, mine->slice, mine->lane, next);
+            load_scales(&scales, call->params, run, mine, j0 + ahead - start, next);
         }
         memory->buffer ^= 1;
         count = next;

@@ -2,21 +2,16 @@
 """Keys and values in bytes, with scales, against float64 attention on the numbers that they are."""
 
 import clattn
-import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import attention, float16, float32, tolerance
 from support.checks import assert_close
+from support.coded import CODES, call, check_codes, coded, codes
 from support.data import draw
-from support.ragged import check_results, in_pages, packed
+from support.ragged import check_results, packed
 from support.variants import force, takes_cpu_kernels
 
 NAN = np.nan
-CODES = {
-    "int8": np.dtype(np.int8),
-    "e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
-}
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -26,7 +21,7 @@ def forced(word):
 
 
 @pytest.fixture(params=[pytest.param("", id="fastest"), forced("reference"), forced("tiled"),
-                        forced("rows")])  # fmt: skip
+                        forced("decode_gpu"), forced("rows")])  # fmt: skip
 def kernel(request):
     """The kernel that is forced; "rows" is the one for many rows."""
     device = request.getfixturevalue("device")
@@ -35,48 +30,9 @@ def kernel(request):
     force(request.getfixturevalue("monkeypatch"), word)
 
 
+few_rows = pytest.mark.parametrize("kernel", [pytest.param("", id="fastest"),
+                                              forced("decode_gpu")], indirect=True)  # fmt: skip
 fastest = pytest.mark.parametrize("kernel", [pytest.param("", id="fastest")], indirect=True)
-
-
-def codes(shape, dtype, seed):
-    """Every byte but those of NaN and infinity, at random."""
-    found = (
-        np.random.default_rng([seed, *shape]).integers(0, 256, shape).astype(np.uint8).view(dtype)
-    )
-    if dtype == np.int8:
-        return np.maximum(found, -127)
-    return np.where(np.isfinite(found.astype(float32)), found, dtype.type(1)).astype(dtype)
-
-
-def coded(rows, keys, code, scales, dtype=float32, **sizes):
-    """A packed problem in bytes, the same one in float32, and the scales of keys and values."""
-    given = packed(rows, keys, dtype=dtype, behind=0, **sizes)
-    bits = given._replace(
-        key=codes(given.key.shape, code, 1), value=codes(given.value.shape, code, 2)
-    )
-    Hk = given.key.shape[1]
-    shape = {"one": (), "of heads": (Hk,), "of keys": given.key.shape[:2]}[scales]
-    largest = float(np.abs(bits.key.astype(float32)).max())
-    factors = [(np.abs(draw(shape, float32, n)) + 0.5) / largest for n in (7, 8)]
-    spread = [f[:, :, None] if f.ndim == 2 else f[..., :, None] if f.ndim else f for f in factors]
-    wide = given._replace(
-        key=bits.key.astype(float32) * spread[0], value=bits.value.astype(float32) * spread[1]
-    )
-    return bits, wide, [np.asarray(f, float32) for f in factors]
-
-
-def call(bits, scales, device, page_size=None, page_layout="HND", **options):
-    options |= {"enable_gqa": True, "return_lse": True, "device": device}
-    if page_size is None:
-        return clattn.varlen_attn(*bits, key_scale=scales[0], value_scale=scales[1], **options)
-    more = scales if scales[0].ndim == 2 else ()
-    key, value, *paged, table = in_pages(bits, page_size, page_layout, more=more)
-    key_scale, value_scale = paged or scales
-    return clattn.varlen_attn(
-        bits.query, key, value, bits.cu_seq_q, block_table=table,
-        seqused_k=np.diff(bits.cu_seq_k), page_layout=page_layout, key_scale=key_scale,
-        value_scale=value_scale, **options,
-    )  # fmt: skip
 
 
 LENGTHS = [1, 40, 0, 3, 1], [300, 60, 5, 0, 17]
@@ -88,22 +44,20 @@ LENGTHS = [1, 40, 0, 3, 1], [300, 60, 5, 0, 17]
     "pages", [{}, {"page_size": 16}, {"page_size": 5, "page_layout": "NHD"}], ids=str
 )
 def test_bytes_are_their_numbers(device, code, scales, pages):
-    bits, wide, factors = coded(*LENGTHS, CODES[code], scales)
-    output, lse = call(bits, factors, device, **pages, is_causal="lower_right")
-    check_results(wide, output, lse, False, is_causal="lower_right")
+    given = coded(*LENGTHS, CODES[code], scales)
+    check_codes(given, device, **pages, is_causal="lower_right")
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("E", [1, 31, 33, 80])
-@fastest
+@few_rows
 def test_head_sizes(device, code, E):
-    bits, wide, factors = coded(*LENGTHS, CODES[code], "of keys", E=E, Ev=max(E - 1, 1))
-    output, lse = call(bits, factors, device, page_size=16)
-    check_results(wide, output, lse, False)
+    given = coded(*LENGTHS, CODES[code], "of keys", E=E, Ev=max(E - 1, 1))
+    check_codes(given, device, page_size=16)
 
 
 @pytest.mark.parametrize("code", CODES)
-@fastest
+@few_rows
 def test_half_queries(device, code):
     """Numbers of float32 keep their digits beside queries of float16."""
     bits, wide, factors = coded(*LENGTHS, CODES[code], "of keys", dtype=float16, E=32)
@@ -118,7 +72,7 @@ def test_half_queries(device, code):
         assert_close(lse[:, rows], right_lse, allowed_lse)
 
 
-@fastest
+@few_rows
 def test_every_float8_is_its_number(device):
     """Subnormal ones, the largest, NaN and infinity: one key with one value each."""
     for code in (CODES["e4m3fn"], CODES["e5m2"]):
@@ -131,7 +85,7 @@ def test_every_float8_is_its_number(device):
         np.testing.assert_array_equal(got, values.astype(float32))
 
 
-@fastest
+@few_rows
 def test_scales_multiply_floats_too(device):
     given = packed(*LENGTHS, behind=0)
     factors = [np.abs(draw(given.key.shape[:2], float32, n)) + 0.1 for n in (3, 4)]
@@ -142,7 +96,7 @@ def test_scales_multiply_floats_too(device):
     check_results(wide, output, lse, False)
 
 
-@fastest
+@few_rows
 def test_an_attended_nan_of_a_scale_stays_visible(device):
     """And a NaN of a key that no row sees does not matter."""
     bits, _, factors = coded([2], [4], CODES["int8"], "of keys", Hq=1, Hk=1)
@@ -152,7 +106,7 @@ def test_an_attended_nan_of_a_scale_stays_visible(device):
     assert np.isnan(output[1]).all() and np.isnan(lse[0, 1])
 
 
-@fastest
+@few_rows
 def test_keys_are_not_values(device):
     """E = Ev and v = -k, under scales that differ."""
     bits, wide, factors = coded([3], [9], CODES["int8"], "of keys")

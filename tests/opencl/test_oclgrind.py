@@ -54,8 +54,7 @@ SEQUENCES = {  # packed, in pages, and pages of codes
     "sequences": "check_sequences(packed([3, 0, 1, 2], [5, 2, 0, 19], E=16), device, "
     "is_causal='lower_right')",
     "sequences in pages": "check_sequences(packed([3, 1], [5, 19], E=16), device, 4)",
-    "codes in pages": "bits, wide, scales = coded([3, 1], [5, 19], np.dtype('i1'), 'of keys'); "
-    "check_results(wide, *call_coded(bits, scales, device, 4), False)",
+    "codes in pages": "check_codes(coded([3, 1], [5, 19], np.dtype('i1'), 'of keys'), device, 4)",
 }
 DIAGONAL = {
     "rows": "check_band(draw((2, 5, 133)), 7, -1, 60, device=device)",
@@ -225,9 +224,9 @@ CODE = """
 import sys
 from functools import partial
 import clattn, ml_dtypes, numpy as np
-from attention.test_bytes import call as call_coded, coded
 from support.forced import FORCED
 from support.checks import check_attention, check_band
+from support.coded import check_codes, coded
 from support.data import draw, qkv
 from support.onnx_calls import check_onnx
 from support.directml_calls import check_directml
@@ -235,7 +234,7 @@ from support.dropout_calls import check_dropout
 from support.gradients import check_backward
 from support.cache_pair import check_cache
 from support.paged_pair import check_pages
-from support.ragged import check_results, check_sequences, packed
+from support.ragged import check_sequences, packed
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
 check_lse = partial(check_attention, return_lse=True)
@@ -281,7 +280,7 @@ RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS | PAGES | SEQUENCES,
     "cpu": CASES | TILES | SEQUENCES,
     "decode_cpu": DECODE | SEQUENCES,
-    "decode_gpu": DECODE_GPU | {"sequences in pages": SEQUENCES["sequences in pages"]},
+    "decode_gpu": DECODE_GPU | {n: SEQUENCES[n] for n in ("sequences in pages", "codes in pages")},
     "decode_mma_emulated": DECODE_MMA,
     "tiled": TILED | SEQUENCES,
     "mma_emulated": MMA,

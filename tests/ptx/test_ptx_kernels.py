@@ -93,6 +93,10 @@ CASES = {
         "packed([1, 2], [70, 100], 8, 2, 80, dtype=bfloat16), page_size=16, window_size=(60, 0)"),
     "decode, sequences, pages": ("decode_gpu", "RAGGED=1 WIDE=1",
         "packed([1, 2], [70, 100], 2, 1, 80, dtype=bfloat16), page_size=16"),
+    "decode, int8": ("decode_gpu", "RAGGED=1 WIDE=1 KEY_DTYPE=5 RT=4 KEY_LANES=4",
+        "coded([1, 2], [170, 30], CODES['int8'], 'of keys', E=64, Ev=80, Hq=4, Hk=1)"),
+    "decode, float8, pages": ("decode_gpu", "RAGGED=1 WIDE=1 KEY_DTYPE=13 RT=1",
+        "coded([1, 1], [70, 100], CODES['e4m3fn'], 'of heads', E=16, Hq=1, Hk=1), page_size=16"),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
     "tiled, weights": ("tiled tiled_scores", "DTYPE=3",
         "*qkv((1, 1), 40, 50, 64), is_causal=True, return_weights=True"),
@@ -102,6 +106,7 @@ CASES = {
 
 ARRAYS = """
 from functools import partial
+from support.coded import CODES, check_codes, coded
 from support.ragged import check_sequences, packed, run
 halves = partial(qkv, dtype=float16)
 
@@ -124,6 +129,8 @@ wide = np.empty((1, 1, 40, 65), float16).swapaxes(2, 3)
 def call_of(name, checks=True):
     """The call of a case, with or without a comparison."""
     arguments = CASES[name][2]
+    if arguments.startswith("coded"):
+        return f"check_codes({arguments}, device=device)"
     if arguments.startswith("packed"):
         return f"{'check_sequences' if checks else 'run'}({arguments}, device=device)"
     lse = "" if "return_lse" in arguments else ", return_lse=False"
@@ -143,7 +150,7 @@ assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), m
 for kernel, macros in launched.items():
     listed = table.MACROS[kernel.replace("_", "/", 1) + ".cl"]
     listed = {{m.partition("=")[0] for m in listed.split()}}
-    assert macros.keys() - {{"RAGGED"}} == listed, (kernel, macros)
+    assert macros.keys() - {{"RAGGED", "KEY_DTYPE"}} == listed, (kernel, macros)
 assert not any(m.bank_conflicts for m in machine.machines.values())
 """
 

@@ -90,7 +90,8 @@ def test_many_rows(device, word):
 def test_kernels(device, monkeypatch, word):
     """Each that takes codes, for keys of a few blocks and a mask."""
     for_cpus = ("cpu", "decode_cpu") if takes_cpu_kernels(device) else ()
-    for kernel in ("reference", "tiled", *for_cpus):
+    for_gpus = ("tiled",) if word == "int4" else ("tiled", "decode_gpu")
+    for kernel in ("reference", *for_gpus, *for_cpus):
         force(monkeypatch, kernel)
         both = of_codes(device, word, (150, 77), E=64, EV=64, capacity=150)
         both.attend(3, attn_mask=draw((3, 150)) > -0.5)

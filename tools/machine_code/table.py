@@ -82,6 +82,8 @@ BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
 # Calls with sequences, whose keys are packed or lie in pages: csrc/attention/plan_mma.c, `paged`.
 SEQUENCES = ("RAGGED=1", *uses("SEQUENCES"))
 SEQUENCES_SOFTCAP_LSE = ("RAGGED=1", *uses("SEQUENCES", "SOFTCAP"), "LSE=1")
+INT8, FLOAT8_E4M3FN = 5, 13
+SEQUENCES_OF_CODES = ("RAGGED=1", *uses("SEQUENCES", "KEY_SCALE", "VALUE_SCALE"))
 BLOCKS_IN_PAGES, ROWS_IN_PAGES = "PAGED=1", "PAGED=2"
 BOTH = ("sm_80", "sm_90")
 RETARGETED = "sm_90a"  # PTX for it is other PTX, changed by clattn
@@ -208,6 +210,15 @@ NVIDIA = [
     ],
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4", *SEQUENCES), BOTH),
+    *[
+        Row(
+            "attention/decode_gpu.cl",
+            (f"KEY_DTYPE={dtype}", f"VALUE_DTYPE={dtype}", *SEQUENCES_OF_CODES, *tile),
+            BOTH,
+        )
+        for dtype in (INT8, FLOAT8_E4M3FN)
+        for tile in (("BN=64",), ("BN=64", "RT=4"))
+    ],
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
     Row("probe/group.cl", (), (RETARGETED,)),
