@@ -142,7 +142,8 @@ add_operand(trial *t, ca_attention_role role, ca_dtype dtype, int64_t rows, int6
 }
 
 /* Make the small problem with the head sizes and dtypes of `attention`, and find the program that is
-   tried. */
+   tried. Keys and values are numbers where those of `attention` are codes: a verdict is one of the kernel and
+   of the dtype of queries. */
 static ca_status
 start_trial(trial *t, ca_device *device, const ca_attention *attention, ca_error *error)
 {
@@ -150,7 +151,8 @@ start_trial(trial *t, ca_device *device, const ca_attention *attention, ca_error
     ca_tensor absent[CA_ATTENTION_OPERANDS];
     ca_attention *small = &t->problem;
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
-    ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
+    ca_dtype value_dtype =
+        ca_attention_has_codes(attention) ? dtype : attention->operands[CA_ATTENTION_VALUE].dtype;
     const lengths size = t->tried->is_backward ? of_gradients : of_results;
     const int64_t L = size.rows;
     const int64_t S = size.keys;

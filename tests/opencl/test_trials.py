@@ -170,3 +170,29 @@ assert faults.faults_planted() > 0
         XDG_CACHE_HOME=tmp_path,
         **UNKNOWN,
     )
+
+
+@pytest.mark.parametrize(("code", "kernel"), [
+    ("int8", "attention_decode_gpu"), ("float8_e4m3fn", "attention_decode_gpu"),
+    ("int4", "attention_tiled"),
+])  # fmt: skip
+def test_the_first_call_has_codes(device, faults_library, tmp_path, code, kernel):
+    """The trial has numbers in the place of codes, which mean nothing without their scales."""
+    open_with(
+        faults_library,
+        device,
+        f"""
+import warnings
+import numpy as np
+
+warnings.simplefilter("error")
+x = np.ones((1, 2, 40, 64), np.float32)
+cache = clattn.KVCache(1, 2, 40, 64, dtype="{code}", device=listed[index])
+cache.append(x, x)
+np.testing.assert_allclose(cache.attend(x[:, :, :1]), 1, rtol=0.01)
+names = [name for name, _, _ in clattn._core.launched()]
+assert "{kernel}" in names and "attention_reference" not in names[-2:], names
+""",
+        XDG_CACHE_HOME=tmp_path,
+        **GPU,
+    )
