@@ -106,7 +106,7 @@ CASES = {
 
 ARRAYS = """
 from functools import partial
-from support.coded import CODES, check_codes, coded
+from support.coded import CODES, check_codes, coded, run_codes
 from support.ragged import check_sequences, packed, run
 halves = partial(qkv, dtype=float16)
 
@@ -130,7 +130,7 @@ def call_of(name, checks=True):
     """The call of a case, with or without a comparison."""
     arguments = CASES[name][2]
     if arguments.startswith("coded"):
-        return f"check_codes({arguments}, device=device)"
+        return f"{'check_codes' if checks else 'run_codes'}({arguments}, device=device)"
     if arguments.startswith("packed"):
         return f"{'check_sequences' if checks else 'run'}({arguments}, device=device)"
     lse = "" if "return_lse" in arguments else ", return_lse=False"

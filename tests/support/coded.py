@@ -56,8 +56,15 @@ def call(bits, scales, device, page_size=None, page_layout="HND", **options):
     )  # fmt: skip
 
 
+def run_codes(given, **options):
+    """The results of a problem of `coded`."""
+    bits, _, scales = given
+    return call(bits, scales, **options)
+
+
 def check_codes(given, device, page_size=None, page_layout="HND", **options):
     """A problem of `coded` gives what the same one in float32 gives."""
-    bits, wide, scales = given
-    output, lse = call(bits, scales, device, page_size, page_layout, **options)
-    check_results(wide, output, lse, False, **options)
+    output, lse = run_codes(
+        given, device=device, page_size=page_size, page_layout=page_layout, **options
+    )
+    check_results(given[1], output, lse, False, **options)
