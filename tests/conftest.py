@@ -23,6 +23,7 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
+import support.tuning as tuning
 from support.passing import pass_tensors
 from support.processes import forks
 from support.ptx_device import build as build_machine
@@ -226,6 +227,14 @@ def memory_comes_back(request):
     if request.session.testsfailed == failed:
         over = [now - before for now, before in zip(allocated(), start, strict=True)]
         assert max(over, default=0) <= 0, f"bytes and blocks still in use: {over}"
+
+
+@pytest.fixture(params=tuning.WARPS)
+def warps(request, device):
+    """Warps of attention_mma that multiply alone, and together."""
+    tuning.tune_all(device, "float16", "mma", tuning.WARPS[request.param])
+    yield request.param
+    tuning.clear(device)
 
 
 @pytest.fixture(autouse=True)

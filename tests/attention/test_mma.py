@@ -24,13 +24,6 @@ mma = with_kernels("mma")
 decode_mma = with_kernels("decode_mma")
 
 
-@pytest.fixture(params=tuning.WARPS)
-def warps(request, device):
-    tuning.tune_all(device, "float16", "mma", tuning.WARPS[request.param])
-    yield request.param
-    tuning.clear(device)
-
-
 def halves(*shape):
     return qkv(*shape, dtype=float16)
 

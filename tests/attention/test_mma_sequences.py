@@ -4,7 +4,6 @@
 import clattn
 import numpy as np
 import pytest
-import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, float16, tolerance
 from support.checks import assert_close
@@ -19,15 +18,8 @@ mma = with_kernels("mma")
 decode_mma = with_kernels("decode_mma")
 
 
-@pytest.fixture(params=tuning.WARPS)
-def warps(request, device):
-    tuning.tune_all(device, "float16", "mma", tuning.WARPS[request.param])
-    yield request.param
-    tuning.clear(device)
-
-
-# Rows and keys of sequences: none, fewer than a tile has, several tiles and blocks. Pages of 128
-# keys hold whole blocks, and others parts of them.
+# Rows and keys of sequences: none, fewer than a tile has, several tiles and blocks. A page of
+# 128 keys holds whole blocks, a smaller one a part of a block.
 SEQUENCES = [5, 0, 1, 70, 20], [7, 4, 0, 150, 20]
 BANDS_OF_SEQUENCES = (
     {},
