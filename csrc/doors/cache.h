@@ -60,8 +60,8 @@ typedef struct {
 ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
                                 ca_error *error);
 
-/* Make the sequences longer, once everything is written. Writes the B new lengths to `lengths`. If
-   the sequences have unequal lengths, the cache keeps the pointer. */
+/* Add the appended positions to the lengths of the sequences. The caller has written all rows before. Writes the
+   B new lengths to `lengths`. If they differ, the cache keeps the pointer. */
 void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths);
 
 /* Leave out the positions of a checked append that no sequence takes. Returns how many rows are left, B * n. */

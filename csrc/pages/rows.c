@@ -18,7 +18,7 @@ _Static_assert(sizeof(ca_pages_params) == CA_PAGES_PARAMS_SIZE,
 /* The host has copied this much before a kernel would have started. */
 #define SMALL_BYTES (64 << 10)
 
-/* Bytes that a work-group on CPUs copies, or makes codes of; and work-items of one elsewhere. */
+/* On CPUs a work-group copies or quantises so many bytes. On other devices it has GROUP work-items. */
 #define BYTES_COPIED ((int64_t)64 << 10)
 #define BYTES_CODED  ((int64_t)16 << 10)
 #define GROUP        256

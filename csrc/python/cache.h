@@ -11,7 +11,7 @@
 #include "python/call.h"
 #include "python/lock.h"
 
-/* The Tensors of a cache, never replaced. None where its rows have no scales or offsets. */
+/* The Tensors of a cache. A cache keeps the same ones. A Tensor of scales or offsets is None if rows have none. */
 typedef enum {
     CA_PY_KEY,
     CA_PY_VALUE,
@@ -32,7 +32,8 @@ typedef struct {
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
 
-/* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in any case. */
+/* Starts a call of the method `name` on the cache's device. The caller ends it by
+   ca_py_call_end, also after a failure. */
 int ca_py_cache_begin(ca_py_cache *self, ca_py_call *call, const char *name);
 
 /* Copies the state of the cache. The caller frees *lengths with PyMem_RawFree; cache->lengths is the same memory,

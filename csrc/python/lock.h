@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who reads and who changes a cache, while threads work without the GIL.
+ * The lock of a cache. It orders the threads that read the cache and those that change it, which hold no GIL.
  *
  * Changes wait for each other, from their check to their end. Readers take no lock: they are noted until they
  * have read. A change waits for those readers that may see what it writes:

@@ -115,7 +115,7 @@ find_piece(int number, int L, int S, int causal, work_piece *piece)
 #define MAPS
 #endif
 
-/* Cycles of a part of the work, over all blocks. */
+/* How many cycles each part of the work took, summed over all blocks. */
 #define PARTS 6
 typedef struct {
     uint before;
@@ -130,7 +130,7 @@ clock_now(void)
     return now;
 }
 
-/* A part of the work ends here. */
+/* Adds the cycles since the last call to those of a part. */
 INLINED void
 end_part(part_clock *clock, int part)
 {
