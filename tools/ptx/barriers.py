@@ -325,18 +325,12 @@ def change_registers(machine, instruction):
     return may_go_on
 
 
-STEPS = {
+MAKERS = {
     "mbarrier.init.shared.b64": start,
     "mbarrier.arrive.shared.b64": arrive,
     "cp.async.mbarrier.arrive.noinc.shared.b64": arrive_copied,
     "bar.arrive": arrive_by_number,
 }
-
-
-def compiled(machine, instruction):
-    """Return the function of an instruction, or None if the instruction is not one of these."""
-    make = STEPS.get(instruction.name)
-    return make(machine, instruction) if make else None
 
 
 def compiled_wait(machine, instruction):

@@ -76,14 +76,6 @@ class Product:
             register[self.lanes] = cut_off(sums + before)
 
 
-def compiled(machine, instruction):
-    """Returns the function of an instruction, or None if the instruction is not one of these."""
-    for start, make in MAKERS.items():
-        if instruction.name.startswith(start):
-            return make(machine, instruction)
-    return None
-
-
 def read(machine, product, places, kind):
     """Numbers of local memory, in doubles. The product reads them until it ends."""
     shared = machine.memory["shared"]
@@ -176,8 +168,11 @@ def order(machine, instruction):
 
 
 MAKERS = {
-    "wgmma.mma_async.sync.aligned.m64n64k16.f32.": multiply,
-    "wgmma.mma_async.sync.aligned.m64n128k16.f32.": multiply,
+    **{
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind}": multiply
+        for columns in (64, 128)
+        for kind in ("f16", "bf16")
+    },
     "wgmma.commit_group.sync.aligned": end_set,
     "wgmma.wait_group.sync.aligned": wait,
     "wgmma.fence.sync.aligned": order,

@@ -41,6 +41,20 @@ SPECIAL = {"%tid.y": 0, "%tid.z": 0, "%ctaid.y": 0, "%ctaid.z": 0, "%ntid.y": 1,
            "%nctaid.y": 1, "%nctaid.z": 1}  # fmt: skip
 
 
+def order_groups(machine, instruction):
+    """A fence between groups: it orders what they do before and after atomic updates."""
+    return lambda active: machine.clock.fence()
+
+
+MAKERS = {
+    **ptx_warp.MAKERS,
+    **ptx_groups.MAKERS,
+    **ptx_barriers.MAKERS,
+    **ptx_tensor_copies.MAKERS,
+    "fence.acq_rel.gpu": order_groups,
+}
+
+
 def is_jump(instruction):
     """True of an instruction that ends a block."""
     is_named = instruction.parts[0] in JUMPS and instruction.name != "bar.arrive"
@@ -219,16 +233,12 @@ class Machine:
         return start, steps, *jump
 
     def make_step(self, instruction):
-        step = (
-            ptx_warp.compiled(self, instruction)
-            or ptx_groups.compiled(self, instruction)
-            or ptx_barriers.compiled(self, instruction)
-            or ptx_tensor_copies.compiled(self, instruction)
-            or self.make_fence(instruction)
-        )
-        if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
+        make = MAKERS.get(instruction.name)
+        if make is not None:
+            step = make(self, instruction)
+        elif instruction.parts[0] in ("ld", "st", "atom"):
             step = self.make_memory(instruction)
-        if step is None:
+        else:
             step = ptx_arithmetic.compiled(self, instruction)
         if step is None:
             raise ptx_arithmetic.unknown(instruction)
@@ -243,15 +253,9 @@ class Machine:
 
         return guarded
 
-    def make_fence(self, instruction):
-        """A fence between groups: it orders what they do before and after atomic updates."""
-        if instruction.name != "fence.acq_rel.gpu":
-            return None
-        return lambda active: self.clock.fence()
-
     def make_memory(self, instruction):
         name, *parts = instruction.parts
-        if name not in ("ld", "st", "atom"):
+        if parts[-1] not in ptx_arithmetic.TYPES:
             return None
         # Each load is made anyway, so a volatile one is like others.
         *rest, kind = (part for part in parts if name != "ld" or part != "volatile")

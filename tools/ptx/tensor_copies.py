@@ -208,9 +208,3 @@ MAKERS = {
     "fence.proxy.tensormap::generic.acquire.gpu": show_map,
     "mbarrier.arrive.expect_tx.shared.b64": expect,
 }
-
-
-def compiled(machine, instruction):
-    """Returns the function of an instruction, or None if the instruction is not one of these."""
-    make = MAKERS.get(instruction.name)
-    return make(machine, instruction) if make else None

@@ -48,14 +48,6 @@ C = places(16, 8, 4, place_in_c)
 FROM_C = np.argsort(C.ravel())  # for each register and lane where its number is in C
 
 
-def compiled(machine, instruction):
-    """Returns the function of an instruction, or None if the instruction is not one of these."""
-    for start, make in MAKERS.items():
-        if instruction.name.startswith(start):
-            return make(machine, instruction)
-    return None
-
-
 def warps_of(machine, active, named=None):
     """Returns the warps that execute a .sync instruction, in all lanes that its mask names."""
     lanes = np.ones(machine.lanes, bool) if active is True else active
