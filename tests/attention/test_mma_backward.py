@@ -33,7 +33,6 @@ SHAPES = {  # heads, L, S, E, Ev, dtype
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_shapes(device, shape):
     *sizes, dtype = shape
@@ -56,7 +55,6 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options(device, options):
     arrays = halves((2, 2), 70, 90, 64)

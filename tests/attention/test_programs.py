@@ -332,6 +332,7 @@ WARMED = {  # what is warmed up, and calls that then need nothing else
 }  # fmt: skip
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("case", WARMED)
 def test_what_is_warmed_up(device, case):
     """Few rows of bfloat16 use vectors, many rows AMX."""

@@ -50,11 +50,13 @@ CASES = {
     "sinks, offsets": "check_attention(*qkv((2, 2), 5, 7, 8), device=device, sinks=draw((2,)), "
     "is_causal=True, query_offset=[-2, 1], return_weights=True)",
 }
+# The last two are small: decode_gpu has a work-group for each sequence and head of keys.
 SEQUENCES = {  # packed, in pages, and pages of codes
     "sequences": "check_sequences(packed([3, 0, 1, 2], [5, 2, 0, 19], E=16), device, "
     "is_causal='lower_right')",
-    "sequences in pages": "check_sequences(packed([3, 1], [5, 19], E=16), device, 4)",
-    "codes in pages": "check_codes(coded([3, 1], [5, 19], np.dtype('i1'), 'of keys'), device, 4)",
+    "sequences in pages": "check_sequences(packed([1, 1], [5, 11], Hq=2, Hk=1), device, 4)",
+    "codes in pages": "check_codes(coded([1, 1], [5, 11], np.dtype('i1'), 'of keys', "
+    "Hq=2, Hk=1), device, 4)",
 }
 DIAGONAL = {
     "rows": "check_band(draw((2, 5, 133)), 7, -1, 60, device=device)",

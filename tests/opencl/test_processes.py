@@ -380,6 +380,7 @@ def test_cache_entries_that_others_may_have_written(device, tmp_path):
             assert status.st_uid == os.geteuid()
 
 
+@pytest.mark.by_turns
 def test_a_cache_that_cannot_be_written(device, tmp_path):
     """No cache is no error: a file where the folder should be, and no home at all.
 

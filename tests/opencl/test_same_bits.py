@@ -62,6 +62,7 @@ def bits(device):
     return run
 
 
+@pytest.mark.by_turns
 def test_every_process_gives_the_same_bits(device, bits, tmp_path):
     """Two processes that build their programs, and one that finds those of the first."""
     first, built = bits(tmp_path / "first")

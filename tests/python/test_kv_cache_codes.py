@@ -18,6 +18,10 @@ from support.loops import looped
 from support.tensors import settled
 from support.variants import force, takes_cpu_kernels
 
+pytestmark = (
+    pytest.mark.by_turns
+)  # each driver reads and writes codes in test_bytes.py, test_paged_cache.py
+
 E, EV = 37, 33  # a rest behind whole groups of int4, of one number
 EVERY_WORD = pytest.mark.parametrize("word", WORDS)
 NAN = np.nan

@@ -14,6 +14,8 @@ from support.paged_pair import PagedPair
 from support.processes import run_on
 from support.ragged import seen
 
+pytestmark = pytest.mark.by_turns  # each driver reads pages in test_ragged.py
+
 NAN = np.nan
 
 
@@ -122,7 +124,6 @@ def test_unused_rows_of_pages_do_not_matter(device):
         assert np.isfinite(cache.attend(rows, sequence, window=window)).all()
 
 
-@pytest.mark.by_turns
 def test_a_cache_of_more_than_two_thousand_million_codes(device):
     """Pages that nobody has written take no memory: a page has 2**31 codes of keys."""
     run_on(

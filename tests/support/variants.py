@@ -449,10 +449,10 @@ def left_out(items):
     takes the values that the variant has had least often in the tests before. So all that several
     tests share, such as the two shapes, occurs for each variant.
 
-    A variant for GPUs takes one test of a file. Of the tests marked `options`, each a program of
-    its own in kernels for GPUs, a variant that builds slowly takes one of all. A test whose
-    variants for GPUs have all they take runs on none. Nor does a test that is marked
-    `full(slowest=True)`.
+    A variant for GPUs, which PoCL builds slowly and never chooses on a CPU, runs in the contract
+    alone, where it takes one test of a file. Of the tests marked `options`, each a program of its
+    own in kernels for GPUs, a variant that builds slowly takes one of all. A test whose variants
+    for GPUs have all they take runs on none. Nor does a test that is marked `full(slowest=True)`.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements;
     groups that share a tile, whose kernels build slowly, run with the widest. A test of pairs of
@@ -505,6 +505,9 @@ def left_out(items):
                 yield item
             continue
         variant, passed = params.pop("variant")
+        if variant.for_gpus and not marked.kwargs.get("contract"):
+            yield item
+            continue
         which = "for GPUs" if variant.for_gpus else variant.kernel
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
