@@ -59,10 +59,11 @@ typedef struct {
     const int64_t *rows;    /* count + 1: rows[b] … rows[b + 1] - 1 are those of sequence b */
     const int64_t *keys;    /* count: its first key; with pages, where its own begin in `pages` */
     const int64_t *lengths; /* count: its keys */
-    int64_t left;      /* a window: row i of a sequence stands at key i + its keys - its rows. */
-    int64_t right;     /* CA_BAND_UNBOUNDED: no bound */
-    bool causal;       /* row i sees no key after key i */
-    int64_t page_size; /* keys of a page; 0: there are no pages */
+    int64_t left;       /* a window: row i of a sequence stands at key i + its keys - its rows. */
+    int64_t right;      /* CA_BAND_UNBOUNDED: no bound */
+    bool causal;        /* row i sees no key after key i */
+    bool rows_are_last; /* for mods row i stands where it does in a window; else at position i */
+    int64_t page_size;  /* keys of a page; 0: there are no pages */
     const int64_t *pages;
     int64_t page_count; /* of `pages` */
     /* All pages, in the order of ca_paged_roles; the operands are views of the first one. NULL: absent. */

@@ -94,6 +94,7 @@ describe_sequence(const ragged *r, int64_t b, int64_t numbers[CA_SEQUENCE_NUMBER
     numbers[CA_SEQUENCE_KEYS] = keys_of(r, b);
     numbers[CA_SEQUENCE_LOWER] = lower < -farthest ? -farthest : lower;
     numbers[CA_SEQUENCE_UPPER] = ca_smaller(upper, farthest);
+    numbers[CA_SEQUENCE_POSITION] = (sequences->rows_are_last ? shift : 0) - first;
 }
 
 /* The operand whose view begins at a header. Without a table it stands for one that comes later. */

@@ -271,6 +271,7 @@ find_sequences(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_varlen_seq
                        .left = call->window_left,
                        .right = call->causal == CA_CAUSAL_LOWER_RIGHT ? 0 : call->window_right,
                        .causal = call->causal == CA_CAUSAL_UPPER_LEFT,
+                       .rows_are_last = varlen->rows_are_last,
                        .page_size = paged ? call->key.shape[varlen->heads_first ? 2 : 1] : 0};
     for (int64_t b = 0; b <= count; b++) {
         rows[b] = numbers_of(&varlen->cu_seq_q)[b];

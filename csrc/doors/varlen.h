@@ -27,6 +27,7 @@ typedef struct {
     ca_tensor value_offset;
     int64_t value_size; /* Ev of int4 */
     bool heads_first;   /* pages are (num_pages, Hk, page_size, E); else their heads come third */
+    bool rows_are_last; /* mods count the rows of a sequence as its last positions; else from 0 */
 } ca_varlen;
 
 /* The sequences of a checked call, with the memory that they point to. */

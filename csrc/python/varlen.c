@@ -21,6 +21,7 @@
     ROW(SEQUSED_K, "seqused_k=None")                                                               \
     ROW(BLOCK_TABLE, "block_table=None")                                                           \
     ROW(HEADS_FIRST, "heads_first=False")                                                          \
+    ROW(ROWS_ARE_LAST, "rows_are_last=False")                                                      \
     ROW(KEY_SCALE, "key_scale=None")                                                               \
     ROW(VALUE_SCALE, "value_scale=None")                                                           \
     ROW(KEY_OFFSET, "key_offset=None")                                                             \
@@ -84,6 +85,7 @@ static int
 parse_sequences(PyObject *const *args, ca_py_call *call, ca_varlen *varlen)
 {
     varlen->heads_first = args[HEADS_FIRST] == Py_True;
+    varlen->rows_are_last = args[ROWS_ARE_LAST] == Py_True;
     return parse_numbers(call, args[CU_SEQ_Q], "cu_seq_q", 1, &varlen->cu_seq_q) < 0 ||
                    parse_numbers(call, args[CU_SEQ_K], "cu_seq_k", 1, &varlen->cu_seq_k) < 0 ||
                    parse_numbers(call, args[SEQUSED_K], "seqused_k", 1, &varlen->seqused_k) < 0 ||

@@ -44,4 +44,6 @@
 #define CA_SEQUENCE_UPPER   5
 #define CA_SEQUENCE_SPLITS  6 /* of its keys */
 #define CA_SEQUENCE_PARTIAL 7 /* its first partial row of a head */
-#define CA_SEQUENCE_NUMBERS 8
+/* Row i, of all rows, stands at position i + this number for score_mod and mask_mod. */
+#define CA_SEQUENCE_POSITION 8
+#define CA_SEQUENCE_NUMBERS  9

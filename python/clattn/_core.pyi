@@ -297,6 +297,7 @@ def varlen_attn(
     seqused_k: np.ndarray | None = None,
     block_table: np.ndarray | None = None,
     heads_first: bool = False,
+    rows_are_last: bool = False,
     key_scale: Array | None = None,
     value_scale: Array | None = None,
     key_offset: Array | None = None,

@@ -293,8 +293,9 @@ class PagedKVCache(Cache):
         sinks : array of shape (Hq,), optional
             See `clattn.scaled_dot_product_attention`.
         score_mod : callable, optional
-            A function of (score, b, h, q_idx, kv_idx), see `clattn.flex_attention`: b is the
-            sequence's place in `sequences`, q_idx counts the rows of the call from 0.
+            A function of (score, b, h, q_idx, kv_idx) that returns the score to use, see
+            `clattn.flex_attention`: b is the sequence's place in `sequences`, q_idx is the position
+            p.
         return_lse : bool
             Also return the log-sum-exp of the scores.
         out : array of shape (total, Hq, Ev), optional
@@ -348,6 +349,7 @@ class PagedKVCache(Cache):
                 seqused_k=lengths.astype(np.int64),
                 block_table=table.astype(np.int64),
                 heads_first=True,
+                rows_are_last=True,
                 key_scale=self.key_scale,
                 value_scale=self.value_scale,
                 key_offset=self.key_offset,

@@ -158,6 +158,31 @@ def test_mods_sinks_out_and_tensors(device):
     assert np.abs(lower).max() < 1e-6
 
 
+def test_a_score_mod_gets_positions(device):
+    """As that of a KVCache: the rows of a sequence are its last positions."""
+    pair = Attending(device)
+    one, other = pair.open(2)
+    pair.append([one, other], [9, 5])
+    query = draw((6, 4, pair.sizes[0]), float32, 3)
+    ends = [0, 2, 5, 6]
+    sequences, lengths = [one, other, one], [9, 5, 9]
+
+    def mod(score, b, h, q_idx, kv_idx):  # each of its parts would be another one at row 0
+        return score - 0.1 * (q_idx - kv_idx) ** 2 + 0.05 * q_idx * kv_idx - 0.5 * b * kv_idx
+
+    for is_causal in (True, False):
+        output = pair.cache.attend(query, sequences, ends, is_causal, score_mod=mod)
+        for b, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
+            rows = query[ends[b] : ends[b + 1]].swapaxes(0, 1)
+            i = np.arange(length - rows.shape[1], length)[:, None]
+            bias = mod(0.0, b, 0, i, np.arange(length)).astype(float32)
+            bias[(np.arange(length) > i) & is_causal] = -np.inf
+            arrays = rows, *(pair.numbers(which, sequence) for which in range(2))
+            right, _ = attention(*arrays, attn_mask=bias, enable_gqa=True)
+            allowed, _ = tolerance(*arrays, attn_mask=bias, enable_gqa=True)
+            assert_close(output[ends[b] : ends[b + 1]].swapaxes(0, 1), right, allowed)
+
+
 def test_what_is_refused(device):
     pair = Attending(device)
     one, other = pair.open(2)
