@@ -58,7 +58,9 @@ ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates,
         ca_strbuf_append(&tried, "; %s has no %s", candidates[i], missing);
     }
     *cl = (ca_cl){0};
-    status = ca_error_set(error, CA_ERROR_DEVICE, "no OpenCL loader could be opened%s",
+    status = ca_error_set(error, CA_ERROR_DEVICE,
+                          "no OpenCL loader could be opened%s; most drivers bring one, as does "
+                          "Debian's ocl-icd-libopencl1",
                           ca_strbuf_text(&tried));
 done:
     ca_strbuf_free(&tried);

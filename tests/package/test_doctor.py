@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn doctor and show_config: what they find, and what they advise."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from clattn._commands import doctor
 from clattn._commands.main import main
 from clattn._host import apart, drivers
+from support.faults import COMPILER
 from support.processes import copy_of_a_loader, no_opencl, run_cli, run_python
 from support.variants import force
 
@@ -32,6 +34,7 @@ def test_doctor_without_opencl(tmp_path):
     _, advice = done.stdout.split("\nTo do\n")
     assert "no driver is listed in" in advice and "intel-opencl-rt" in advice
     assert "which OCL_ICD_VENDORS names: unset it" in advice
+    assert advice.count("pip install") == 1 and "python -m clattn doctor" not in advice
 
 
 def test_doctor_finds_gpus_that_opencl_does_not_show(monkeypatch, tmp_path):
@@ -73,6 +76,62 @@ def test_a_driver_that_hangs_or_ends_the_process(monkeypatch, code, said):
     monkeypatch.setattr(doctor, "_OPEN", code)
     monkeypatch.setattr(apart, "SECONDS", 0.5 if said.startswith("hangs") else 60)
     assert doctor._open_apart("libdriver.so") == said
+
+
+DRIVER = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int
+platforms(unsigned room, void *found, unsigned *count)
+{
+    (void)room, (void)found, (void)count;
+    fputs("the driver says why\\n", stderr);
+    return HOW;
+}
+
+void *
+clGetExtensionFunctionAddress(const char *name)
+{
+    (void)name;
+    return (void *)platforms;
+}
+"""
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+@pytest.mark.parametrize(("how", "said"), [
+    ("(abort(), 0)", "ends the process with signal 6: the driver says why"),
+    ("(_exit(1), 0)", "the driver says why"),
+    ("(sleep(1000), 0)", "hangs for 2 seconds"),
+])  # fmt: skip
+def test_a_driver_that_does_not_survive_being_listed(tmp_path, how, said):
+    """The page goes on to its end, and names the driver."""
+    library = tmp_path / "driver.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", f"-DHOW={how}", "-o", library, "-x", "c", "-"],
+                   input=DRIVER, text=True, check=True)  # fmt: skip
+    (tmp_path / "none.icd").write_text("\n")
+    (tmp_path / "other.icd").write_text("libc.so.6\n")
+    (tmp_path / "tried.icd").write_text(f"{library}\n")
+    done = run_python(
+        """
+        import sys
+        from clattn._commands.main import main
+        from clattn._host import apart
+        apart.SECONDS = 2 if "sleep" in sys.argv[1] else apart.SECONDS
+        print(main(["doctor"]))
+        """,
+        how,
+        env={"OCL_ICD_VENDORS": tmp_path, "OCL_ICD_FILENAMES": None},
+    )
+    page, advice = done.stdout.split("\nTo do\n")
+    assert "    none.icd               names no library\n" in page
+    assert "libc.so.6: it is no driver of OpenCL\n" in page
+    assert f"{library}: {said}\n" in page
+    assert f"the devices cannot be listed ({said}): a driver does that\n" in advice
+    assert f"or remove {tmp_path}/tried.icd\n" in advice
+    assert advice.endswith("1\n")
 
 
 def test_no_process_is_started_where_it_would_be_this_program(monkeypatch):

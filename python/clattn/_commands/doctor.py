@@ -1,8 +1,10 @@
 """What clattn finds on a machine: ``clattn.show_config`` and ``python -m clattn doctor``."""
 
 import argparse
+import functools
 import importlib.metadata
 import itertools
+import json
 import os
 import platform
 import stat
@@ -29,7 +31,31 @@ _VARIABLES = ("CLATTN_", "OCL_", "OPENCL_", "POCL_", "XDG_CACHE_HOME", "CUDA_VIS
 _GRAPHICS = Path("/dev/dri")  # where Linux shows GPUs
 _MOST_ERROR = 1e-5  # of the call that the doctor tries, whose values are about 1
 
-_OPEN = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"  # what another process runs
+# What other processes run, without a driver's exit handlers. A loader asks a driver the same.
+_OPEN = """
+import ctypes, os, sys
+driver = ctypes.CDLL(sys.argv[1])
+find = getattr(driver, "clGetExtensionFunctionAddress", None)
+if find is None:
+    sys.exit("it is no driver of OpenCL")
+find.restype = ctypes.c_void_p
+address = find(b"clIcdGetPlatformIDsKHR")
+types = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p
+if address:
+    ctypes.CFUNCTYPE(*types)(address)(0, None, ctypes.byref(ctypes.c_uint()))
+os._exit(0)
+"""
+_LIST = """
+import contextlib, json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+from clattn import _core
+with contextlib.suppress(Exception):
+    _core.all_devices()
+os._exit(0)
+"""
+
+# The end of the core's message, which the doctor's page need not repeat.
+_SEE_DOCTOR = "; python -m clattn doctor says where drivers were looked for"
 
 Line = tuple[str, str]  # a label and a text
 Section = tuple[str, list[Line], list[str]]  # a title, its lines, and what to do about them
@@ -67,7 +93,9 @@ def _print(sections: Iterable[Section]) -> list[str]:
     """Print sections, each as soon as it is there; return what to do about them."""
     advice: list[str] = []
     for title, lines, wrong in sections:
-        text = "".join(f"  {a:<24} {b}\n" if a else f"  {b}\n" for a, b in lines)
+        width = max([24, *(len(label) for label, text in lines if text)])
+        texts = (f"{label:<{width}} {text}" if label else text for label, text in lines)
+        text = "".join(f"  {line.rstrip()}\n" for line in texts)
         # Paths and variables need not be text.
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         print(f"\n{title}\n{text}".encode(encoding, "backslashreplace").decode(encoding), end="")
@@ -78,11 +106,25 @@ def _print(sections: Iterable[Section]) -> list[str]:
 def _find() -> tuple[list[Device], Device | None, str]:
     """Return all devices, the default one, and why there is no default."""
     devices: list[Device] = []
+    failure = _list_apart()
+    if failure:
+        return devices, None, f"the devices cannot be listed ({failure}): a driver does that"
     try:
         devices = _core.all_devices()
         return devices, clattn.get_default_device(), ""
     except (clattn.DeviceError, ValueError) as error:
-        return devices, None, str(error)
+        return devices, None, str(error).removesuffix(_SEE_DOCTOR)
+
+
+@functools.cache
+def _list_apart() -> str:
+    """List the devices in another process; return how a driver has ended it, or nothing.
+
+    So a driver that ends the process, or hangs, does not end this page.
+    """
+    if _core.loader() is not None:  # this process has listed them
+        return ""
+    return _run_apart(_LIST, json.dumps(sys.path))
 
 
 def _examine() -> Iterator[Section]:
@@ -91,7 +133,10 @@ def _examine() -> Iterator[Section]:
     given = {name: text for name, text in os.environ.items() if name.startswith(_VARIABLES)}
     yield "Environment", sorted(given.items()) or [("", "no variable of clattn or OpenCL")], []
     devices, default, problem = _find()
-    yield "Drivers", *_drivers_found()
+    found, wrong = _drivers_found()
+    yield "Drivers", found, wrong
+    if any("pip install" in text for text in wrong):  # what to install is said once
+        problem = problem.partition("; install a driver: ")[0]
     lines: list[Line] = []
     for device, word in zip(devices, listing.words_of(devices), strict=True):
         lines += [(device.name, ""), *((f"  {a}", b) for a, b in listing.facts(device, word))]
@@ -117,7 +162,7 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
     ours = _core.loader()
     lines = [("loader", os.fsdecode(ours) if ours else "none is open, or the system does not say")]
     others = [os.fsdecode(path) for path in drivers.loaders_in_use() if path != ours]
-    lines += [("another loader", path) for path in others]
+    lines += [("another loader" if ours else "a loader that is open", path) for path in others]
     if ours and others:
         advice.append("several loaders are open, and handles of OpenCL belong to one: import "
                       "pyopencl, or the package that has opened the other, before clattn's first "
@@ -141,9 +186,10 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
             advice.append(f"remove {file}, which cannot be read: {error.strerror}")
             continue
         failure = _open_apart(library)
-        lines.append((f"  {file.name}", f"{library}: {failure or 'opens'}"))
+        lines.append((f"  {file.name}", f"{library}: {failure or 'opens'}".removeprefix(": ")))
         if failure:
-            advice.append(f"install the driver {library} again, or remove {file}")
+            again = f"install the driver {library} again, or remove" if library else "remove"
+            advice.append(f"{again} {file}")
     if not listed and not named:
         unset = ", which OCL_ICD_VENDORS names: unset it" * ("OCL_ICD_VENDORS" in os.environ)
         advice.append(f"no driver is listed in {place}{unset}; {how_to_install('cpu')}, or the "
@@ -165,19 +211,24 @@ def _find_gpus(devices: Iterable[Device]) -> list[str]:
 
 
 def _open_apart(library: str) -> str:
-    """Open a library in another process; return why that fails, or nothing."""
+    """Open a driver in another process; return why that fails, or nothing."""
+    return _run_apart(_OPEN, library) if library else "names no library"
+
+
+def _run_apart(code: str, *arguments: str) -> str:
+    """Run code in another process; return how it fails, or nothing."""
     try:
-        command = [apart.find_python(), "-c", _OPEN, library]
+        command = [apart.find_python(), "-c", code, *arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               errors="replace", timeout=apart.SECONDS)  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"hangs for {apart.SECONDS} seconds"
     except (OSError, apart.NoProcessError):
         return ""
+    *_, last = "", *done.stderr.strip().splitlines()
     if done.returncode < 0:
-        return f"ends the process with signal {-done.returncode}"
-    said = done.stderr.strip().splitlines() or [f"ends the process with status {done.returncode}"]
-    return said[-1] if done.returncode else ""
+        return f"ends the process with signal {-done.returncode}" + (f": {last}" if last else "")
+    return (last or f"ends the process with status {done.returncode}") if done.returncode else ""
 
 
 def _cache() -> tuple[list[Line], list[str]]:

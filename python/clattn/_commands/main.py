@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import clattn
+from clattn import _core
 from clattn._commands import doctor, listing, tune, warm_up
 from clattn._commands.bench import command as bench
 from clattn._commands.common import CommandError
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except CommandError as error:
         message, status = str(error), error.status
+    except _core.SettingError as error:  # of a variable that is read when OpenCL is opened
+        message, status = str(error), 2
     except clattn.DeviceError as error:
         message, status = str(error), 1
     except MemoryError as error:
