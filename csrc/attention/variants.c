@@ -186,27 +186,28 @@ ca_variant_is_fast_on(const ca_device_info *info, int row, ca_dtype dtype)
     return is_fast_on(variants[row], info, &attention);
 }
 
-/* The index of the variant whose word has `length` characters. */
+/* The index of the variant whose word has `length` characters; the user gave `words`. */
 static ca_status
-find(const char *word, size_t length, size_t *found, ca_error *error)
+find(const char *words, const char *word, size_t length, size_t *found, ca_error *error)
 {
-    ca_strbuf words = {0};
+    ca_strbuf known = {0};
     for (size_t n = 0; n < CA_VARIANT_COUNT; n++) {
         if (strlen(variants[n]->word) == length && memcmp(word, variants[n]->word, length) == 0) {
             *found = n;
-            ca_strbuf_free(&words);
+            ca_strbuf_free(&known);
             return CA_OK;
         }
-        ca_strbuf_append(&words, "%s\"%s\"",
+        ca_strbuf_append(&known, "%s\"%s\"",
                          n == 0                     ? ""
                          : n + 1 < CA_VARIANT_COUNT ? ", "
                                                     : " or ",
                          variants[n]->word);
     }
-    ca_status status = ca_error_set(
-        error, CA_ERROR_SETTING, "CLATTN_KERNEL is \"%.*s\"; expected %s",
-        (int)(length < 100 ? length : 100), word, !words.failed ? words.data : "a variant");
-    ca_strbuf_free(&words);
+    ca_status status = ca_error_set(error, CA_ERROR_SETTING,
+                                    "CLATTN_KERNEL is \"%.100s\"; expected %s, or to leave some "
+                                    "out a \"-\" before each, as in \"-mma,-tiled\"",
+                                    words, !known.failed ? known.data : "a variant");
+    ca_strbuf_free(&known);
     return status;
 }
 
@@ -220,10 +221,10 @@ ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
         size_t suffix = strlen(EMULATED);
         size_t rest = length > suffix ? length - suffix : 0;
         if (rest > 0 && strcmp(words + rest, EMULATED) == 0 &&
-            find(words, rest, &n, error) == CA_OK && variants[n]->multiplies_matrices) {
+            find(words, words, rest, &n, error) == CA_OK && variants[n]->multiplies_matrices) {
             forced->emulates = true;
         } else {
-            CA_TRY(find(words, length, &n, error));
+            CA_TRY(find(words, words, length, &n, error));
         }
         forced->kernel = variants[n]->word;
         return CA_OK;
@@ -231,9 +232,9 @@ ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
     for (const char *word = words; word[0] != '\0';) {
         size_t length = strcspn(word, ",");
         if (word[0] == '-') {
-            CA_TRY(find(word + 1, length - 1, &n, error));
+            CA_TRY(find(words, word + 1, length - 1, &n, error));
         } else {
-            CA_TRY(find(words, strlen(words), &n, error)); /* refuses all of them */
+            CA_TRY(find(words, words, strlen(words), &n, error)); /* refuses all of them */
         }
         if (n == CA_INDEX_reference) {
             CA_TRY(ca_error_set(error, CA_ERROR_SETTING,

@@ -173,8 +173,9 @@ def test_long_rows(device, kernel, dtype):
 
 
 def test_an_unknown_kernel_is_refused(device, monkeypatch):
-    with pytest.raises(ValueError, match='CLATTN_KERNEL is "no-such-kernel"; expected'):
-        force(monkeypatch, "no-such-kernel")
+    for words in ("no-such-kernel", "-tiled,-tile", "cpu,-mma", "-tiled,cpu", "-"):
+        with pytest.raises(ValueError, match=f'CLATTN_KERNEL is "{words}"; expected .*"-mma'):
+            force(monkeypatch, words)
     force(monkeypatch)
     check_attention(*qkv(), device=device)
 
