@@ -29,6 +29,11 @@ q, k = ones(2, 4, 3, 8), ones(2, 4, 5, 8)
 two = ones(2, 2, 5, 8)
 
 
+def no_free_page():
+    pages = clattn.PagedKVCache(num_pages=1, page_size=4, num_kv_heads=1, head_size=8)
+    pages.append(pages.open(), ones(7, 1, 8), ones(7, 1, 8))
+
+
 def read_only():
     array = np.empty_like(q)
     array.flags.writeable = False
@@ -145,6 +150,7 @@ CALLS = {
     "a number beyond the devices": called(device=99),
     "a result without memory": lambda: attend(big(), big(), big()),
     "a full cache": lambda: cache().append(ones(2, 4, 7, 8), ones(2, 4, 7, 8)),
+    "no free page": no_free_page,
     "a cache of other heads": lambda: cache().append(ones(2, 1, 4, 8), ones(2, 1, 4, 8)),
     "a cache without a head size": lambda: clattn.KVCache(2, 4, 6, 0),
     "a cache cut too long": lambda: cache().truncate(3),

@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+import re
 
 import clattn
 import numpy as np
@@ -62,6 +63,11 @@ APPENDED = [
     *[(f"cu_seq is {ends!r}", ValueError, "cu_seq", {"cu_seq": ends})
       for ends in ([0, 4], [0, 1, 2, 3], [1, 2, 4], [0, 3, 2], [0, -1, 4], [0, 2, 5], [],
                    [[0, 2, 4]], [0, 2, 2**70])],
+    *[(f"the entry of {ends!r} is named", ValueError, re.escape(words), {"cu_seq": ends})
+      for ends, words in (
+          ([1, 2, 4], "cu_seq[0] is 1; expected 0"),
+          ([0, 3, 2], "cu_seq[2] is 2; expected 3 or more, which cu_seq[1] is"),
+          ([0, 2, 5], "cu_seq[2] is 5; expected at most 4, the rows of key"))],
     *[(f"cu_seq is {ends!r}", TypeError, "cu_seq", {"cu_seq": ends})
       for ends in (4, "024", [0, 2.0, 4], [0, True, 4], [None] * 3)],
     *[(f"sequences is {given!r}", TypeError, "sequences", {"sequences": given})

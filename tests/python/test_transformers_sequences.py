@@ -233,7 +233,7 @@ def test_refused_offsets():
     refused = [
         (ValueError, "cu_seq_lens_k is not given, and there are 3 rows and 5 keys", q, k, v,
          {"cu_seq_lens_q": [0, 3]}),
-        (ValueError, r"cu_seq_lens_q is \[0, 7\]; expected offsets from 0 to at most 6", q, k, v,
+        (ValueError, r"cu_seq_lens_q\[1\] is 7; expected at most 6, the rows of", q, k, v,
          {"cu_seq_lens_q": [0, 7], "cu_seq_lens_k": [0, 7]}),
         (ValueError, r"cu_seq_lens_k has shape \(3,\); expected \(2,\)", q, k, v,
          {"cu_seq_lens_q": [0, 6], "cu_seq_lens_k": [0, 3, 6]}),

@@ -114,11 +114,18 @@ def counts_of(cu_seq: Any, name: str, sequences: int, rows: int, of: str) -> lis
 
 def check_offsets(ends: list[int], name: str, rows: int, of: str) -> None:
     """Refuse offsets that do not divide some of the rows of an array."""
-    falls = any(end < start for start, end in itertools.pairwise(ends))
-    if not ends or ends[0] != 0 or falls or ends[-1] > rows:
+    if not ends:
+        raise ValueError(f"{name} has shape (0,); expected (n + 1,), for n sequences")
+    if ends[0] != 0:
+        raise ValueError(f"{name}[0] is {ends[0]}; expected 0")
+    for place, (start, end) in enumerate(itertools.pairwise(ends)):
+        if end < start:
+            raise ValueError(
+                f"{name}[{place + 1}] is {end}; expected {start} or more, which {name}[{place}] is"
+            )
+    if ends[-1] > rows:
         raise ValueError(
-            f"{name} is {ends!r:.80}; expected offsets from 0 to at most {rows}, the rows of {of}, "
-            f"that never fall"
+            f"{name}[{len(ends) - 1}] is {ends[-1]}; expected at most {rows}, the rows of {of}"
         )
 
 

@@ -159,11 +159,12 @@ class Draft:
         if shared >= 0 and self._owners_of(shared) == 1:
             shared = -1
         missing = -(-(length + count) // size) - len(pages)
-        if missing + (shared >= 0) > self.free:
+        needed = missing + (shared >= 0)
+        if needed > self.free:
             raise MemoryError(
-                f"no page is free for {name}, which needs {missing + (shared >= 0)} more: "
-                f"{self.free} of {self.pages.num_pages} pages are left for it; close or truncate "
-                f"sequences, or make a larger cache"
+                f"{name} needs {needed} more page{'s' if needed > 1 else ''}, and {self.free} of "
+                f"{self.pages.num_pages} pages are free for it: close or truncate sequences, or "
+                f"make a larger cache"
             )
         if shared >= 0:
             page = self._take()
