@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["warm_up"]
 
 KINDS = ("prefill", "decode", "masked", "cache", "paged")
+_OF_CACHES = {"cache", "paged"}
 
 # If the keys and values of a head have more bytes, a call of few rows is planned in another way:
 # csrc/attention/plan_cpu.c, NEAR_BYTES.
@@ -79,7 +80,7 @@ def warm_up(
         The sizes E of a row of query, key and value. On GPUs each needs programs of its own.
     codes : sequence of str
         How caches keep keys and values, besides `dtypes`: "int8", "float8_e4m3fn", "float8_e5m2" or
-        "int4". For the kinds "cache" and "paged".
+        "int4". For the kinds "cache" and "paged", of which `kinds` has to have one.
     progress : bool
         Show the progress on the standard error stream: a bar on a terminal where the package
         rich is installed, else a line for each dtype, head size and kind.
@@ -114,10 +115,14 @@ def warm_up(
     >>> seconds = warm_up(["float32"], ["decode"], head_sizes=[64])
     """
     start = time.perf_counter()
-    combinations = list(
-        product(_dtypes(dtypes), _head_sizes(head_sizes), _words(kinds, "kinds", KINDS))
-    )
+    wanted = _words(kinds, "kinds", KINDS)
+    combinations = list(product(_dtypes(dtypes), _head_sizes(head_sizes), wanted))
     known = _words(codes, "codes", tuple(CODES))
+    if known and not _OF_CACHES.intersection(wanted):
+        raise ValueError(
+            f'codes has {known[0]!r}, but kinds has no cache; expected "cache" or "paged" among '
+            f"kinds, which alone keep codes"
+        )
     if not isinstance(progress, bool):
         raise TypeError(f"progress must be a bool, got {type(progress).__name__}")
     chosen = _core.find_device(device)

@@ -66,6 +66,7 @@ def test_progress_on_a_terminal(device, monkeypatch):
         (TypeError, {"codes": "int8"}, r"codes must be a sequence such as .*, got 'int8'"),
         (TypeError, {"codes": [8]}, "codes must be made of str, got int"),
         (ValueError, {"codes": ["int5"]}, 'codes has \'int5\'; expected "int8", .* or "int4"'),
+        (ValueError, {"codes": ["int8"]}, "codes has 'int8', but kinds has no cache; expected"),
         (TypeError, {"head_sizes": 64}, "head_sizes must be a sequence .*, got int"),
         (
             TypeError,
