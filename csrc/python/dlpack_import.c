@@ -69,8 +69,15 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object, const 
     if (traceback != NULL) {
         PyException_SetTraceback(cause, traceback);
     }
-    PyErr_Format(exception, "%s (%.200s) cannot be read: its %s raised %.100s: %S", name,
-                 Py_TYPE(object)->tp_name, source, Py_TYPE(cause)->tp_name, cause);
+    if (strcmp(Py_TYPE(cause)->tp_name, "TracerArrayConversionError") == 0) {
+        PyErr_Format(exception,
+                     "%s (%.200s) cannot be read: jax traces it; clattn.jax.dot_product_attention "
+                     "works under jax.jit, jax.vmap and jax.grad",
+                     name, Py_TYPE(object)->tp_name);
+    } else {
+        PyErr_Format(exception, "%s (%.200s) cannot be read: its %s raised %.100s: %S", name,
+                     Py_TYPE(object)->tp_name, source, Py_TYPE(cause)->tp_name, cause);
+    }
     Py_XDECREF(type);
     Py_XDECREF(traceback);
     PyObject *raised;

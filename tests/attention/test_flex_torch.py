@@ -176,6 +176,24 @@ def test_a_device_of_torch():
             function(*given, device=torch.device("cuda"))
 
 
+def test_gradients_need_tensors():
+    """Without gradients any array will do; with them the message names what is none."""
+    query, key, value = qkv((1, 2), 5, 7, 8)
+    tensors = [torch.from_numpy(array) for array in (query, key, value)]
+    assert type(clattn.torch.flex_attention(query, key, value)) is np.ndarray
+    bias = torch.zeros(2, requires_grad=True)
+
+    def mod(score, b, h, q, k):
+        return score + bias[h]
+
+    for place, name in enumerate(("query", "key", "value")):
+        given = [*tensors[:place], (query, key, value)[place], *tensors[place + 1 :]]
+        with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got ndarray"):
+            clattn.torch.flex_attention(*given, mod)
+    with pytest.raises(TypeError, match=r"sinks must be a torch\.Tensor, got ndarray"):
+        clattn.torch.flex_attention(*tensors, mod, sinks=np.zeros(2, np.float32))
+
+
 def test_kernel_options_are_said_once_to_have_no_effect(device, monkeypatch):
     monkeypatch.setattr(clattn.flex.attention, "_warned", False)
     arrays = tensors()

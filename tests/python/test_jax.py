@@ -337,6 +337,13 @@ def test_traced_options_are_refused():
             call(value)
 
 
+def test_functions_of_numpy_name_the_one_for_traced_arrays():
+    x = jnp.ones((3, 4))
+    for transform in (jax.jit, jax.grad):
+        with pytest.raises(ValueError, match=r"query \(.*Tracer\) .*; clattn\.jax\.dot_product"):
+            transform(lambda query: clattn.scaled_dot_product_attention(query, x, x).sum())(x)
+
+
 def test_other_versions_of_jax():
     """One whose function lacks return_residual, as those before 0.8 do; one that is too old."""
     code = """

@@ -172,5 +172,14 @@ def flex_attention(
     tensors = (query, key, value, sinks, *captured)
     if not (torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)):
         return call.forward(query, key, value, sinks=sinks, return_lse=return_lse)
+    given = {"query": query, "key": key, "value": value}
+    if sinks is not None:
+        given["sinks"] = sinks
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} must be a torch.Tensor, got {type(tensor).__name__}; "
+                f"clattn.flex_attention takes other arrays"
+            )
     output, lse = _Flex.apply(call, *tensors)
     return (output, lse) if return_lse else output
