@@ -346,7 +346,7 @@ class PagedKVCache(Cache):
                 out=out,
                 return_lse=return_lse,
                 cu_seq_q=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
-                seqused_k=lengths.astype(np.int64),
+                seqused_k=lengths,
                 block_table=table.astype(np.int64),
                 heads_first=True,
                 rows_are_last=True,

@@ -13,6 +13,7 @@ from support.loops import looped
 from support.paged_pair import PagedPair
 from support.processes import run_on
 from support.ragged import seen
+from support.variants import force
 
 pytestmark = pytest.mark.by_turns  # each driver reads pages in test_ragged.py
 
@@ -73,6 +74,27 @@ def test_every_dtype(device, dtype):
     pair.attend([third, first, second], [5, 1, 0], window=(6, None), scale=0.3)
     pair.close(branch)
     pair.attend([first, third], [3, 1], is_causal=False)
+
+
+OPTIONS = {
+    "plain": {},
+    "not causal": {"is_causal": False},
+    "window": {"window": (3, None)},
+    "both sides": {"window": (2, 1), "is_causal": False},
+    "capped": {"softcap": 2.0, "scale": 0.7},
+    "sinks": {"sinks": draw((4,), float32, 9)},
+}
+
+
+@looped("dtype", [*DTYPES, *WORDS], ids=str)
+def test_every_option(device, monkeypatch, dtype):
+    """With the kernel for which all of this is data."""
+    force(monkeypatch, "reference")
+    pair = Attending(device, dtype=dtype, page_size=3)
+    one, other, empty = pair.open(3)
+    pair.append([one, other], [9, 4])
+    for options in OPTIONS.values():
+        pair.attend([other, one, empty, one], [1, 3, 1, 0], **options)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 100])
@@ -158,9 +180,10 @@ def test_mods_sinks_out_and_tensors(device):
     assert np.abs(lower).max() < 1e-6
 
 
-def test_a_score_mod_gets_positions(device):
+@looped("dtype", ["float32", *WORDS])
+def test_a_score_mod_gets_positions(device, dtype):
     """As that of a KVCache: the rows of a sequence are its last positions."""
-    pair = Attending(device)
+    pair = Attending(device, dtype=dtype)
     one, other = pair.open(2)
     pair.append([one, other], [9, 5])
     query = draw((6, 4, pair.sizes[0]), float32, 3)

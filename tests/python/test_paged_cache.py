@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """clattn.PagedKVCache: what its pages hold, against plain arrays of each sequence.
 
-The bookkeeping alone is in test_pages.py, codes are in test_paged_codes.py, wrong arguments in
-test_paged_cache_errors.py, threads and signals in test_paged_cache_threads.py.
+The bookkeeping alone is in test_pages.py, codes are in test_quantize.py, attention in
+test_paged_attend.py, wrong arguments in test_paged_cache_errors.py, threads and signals in
+test_paged_cache_threads.py.
 """
 
 import itertools
