@@ -42,6 +42,58 @@ check_arrays(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_error *error
     return CA_OK;
 }
 
+/* Check the heads of query, key and value, of which one is at dimension `at[n]`. Without enable_gqa they
+   broadcast; with it, the rules of the call know no shape. */
+static ca_status
+check_heads(const ca_torch_sdpa *call, const int at[3], ca_error *error)
+{
+    const char *const names[] = {"query", "key", "value"};
+    const ca_tensor *const tensors[] = {&call->query, &call->key, &call->value};
+    int64_t common = 1;
+    for (int n = 0; n < 3 && !call->enable_gqa; n++) {
+        int64_t heads = tensors[n]->shape[at[n]];
+        if (common == 1) {
+            common = heads;
+        } else if (heads != 1 && heads != common) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "%s has %lld heads (shape %s); expected %lld, or one (for grouped "
+                                "heads: enable_gqa=True)",
+                                names[n], (long long)heads, CA_SHAPE_OF(tensors[n]),
+                                (long long)common);
+        }
+    }
+    return CA_OK;
+}
+
+/* Check the sizes that query, key and value share. The rules of the call come later, and show shapes with heads
+   first, of the first page. */
+static ca_status
+check_sizes(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_tensor *query = &call->query;
+    const ca_tensor *key = &call->key;
+    const ca_tensor *value = &call->value;
+    const bool paged = varlen->block_table.data != NULL;
+    const int head = !paged || varlen->heads_first ? 1 : 2;
+    const int64_t E = ca_tensor_size(query, 1);
+    const ca_door_equal columns = {"key", key, "head size", ca_tensor_size(key, 1), "query",
+                                   query, E};
+    const ca_door_equal rows = {"value", value, "length",     value->shape[0],
+                                "key",   key,   key->shape[0]};
+    if (call->code != CA_KERNEL_INT4) { /* whose sizes are those of a cache */
+        CA_TRY(ca_door_check_equal(&columns, error));
+        CA_TRY(ca_door_check_head_size("value", value, ca_tensor_size(value, 1), error));
+    }
+    CA_TRY(ca_door_check_head_size("query", query, E, error));
+    if (!paged) {
+        CA_TRY(ca_door_check_equal(&rows, error));
+    }
+    CA_TRY(check_heads(call, (int[]){1, head, head}, error));
+done:
+    return status;
+}
+
 /* Check offsets: the first is 0, none is below the one before, the last is `total` at most (-1: any). */
 static ca_status
 check_offsets(const ca_tensor *offsets, const char *name, int64_t total, const char *rows,
@@ -325,6 +377,7 @@ ca_varlen_find(const ca_varlen *varlen, ca_torch_sdpa *call, ca_varlen_sequences
     if (paged) {
         CA_TRY(check_pages(call, varlen->heads_first, error));
     }
+    CA_TRY(check_sizes(varlen, call, error));
     CA_TRY(find_sequences(varlen, call, found, error));
     CA_TRY(set_scales(varlen, call, error));
     for (int n = 0; n < CA_PAGED_OPERANDS; n++) {

@@ -104,6 +104,15 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
      paged(key=of(f32, 3, 0, 2, 8), value=of(f32, 3, 0, 2, 6))),
     ("fewer pages of values", ValueError, "value.*pages", paged(value=of(f32, 2, 2, 2, 6))),
     ("longer pages of values", ValueError, "value.*pages", paged(value=of(f32, 3, 4, 2, 6))),
+    ("pages of another head size", ValueError, r"key has head size 9 \(shape \(3, 2, 2, 9\)\)",
+     paged(key=of(f32, 3, 2, 2, 9))),
+    ("pages with heads first", ValueError, "query has 4 heads; expected a multiple of key's 3",
+     paged(key=of(f32, 3, 3, 2, 8), value=of(f32, 3, 3, 2, 6), page_layout="HND")),
+    ("pages without enable_gqa", ValueError, r"value has 2 heads \(shape \(3, 2, 2, 6\)\)",
+     paged(key=of(f32, 3, 2, 1, 8)) | {"enable_gqa": False}),
+    *[(f"a huge head of {name}", ValueError, rf"{name} has head size 131072 \(shape \({rows}, ",
+       {name: np.broadcast_to(f32(0), (rows, 2, 2**17)) for name, rows in names.items()})
+      for name, rows, names in (("query", 5, {"query": 5, "key": 7}), ("value", 7, {"value": 7}))],
 ]  # fmt: skip
 
 
@@ -127,6 +136,12 @@ SAID = {
     "cu_seq_q is [1, 3, 5]": "cu_seq_q[0] is 1; expected 0",
     "cu_seq_k is [0, 5]": "cu_seq_k has shape (2,); expected (3,), as cu_seq_q",
     "seqused_k is [5, 3]": "seqused_k[0] is 5; expected 0 to 4, the keys of the sequence",
+    "key of float32 (7, 2, 9)": "key has head size 9 (shape (7, 2, 9)); expected 8, that of query "
+    "(shape (5, 4, 8))",
+    "value of float32 (6, 2, 6)": "value has length 6 (shape (6, 2, 6)); expected 7, that of key "
+    "(shape (7, 2, 8))",
+    "heads without enable_gqa": "key has 2 heads (shape (7, 2, 8)); expected 4, or one (for "
+    "grouped heads: enable_gqa=True)",
     "window_size is (-2, 0)": "window_size is (-2, 0); expected -1 or more",
     "page_layout is 'nhd'": 'page_layout is \'nhd\'; expected "NHD" or "HND"',
 }
