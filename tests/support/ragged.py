@@ -113,12 +113,19 @@ def check_sequences(given, device, page_size=None, page_layout="HND", **options)
     check_results(given, output, lse, rounds, **options)
 
 
-def check_results(given, output, lse, rounds, is_causal=False, window_size=(-1, -1), **options):
-    """Results are those of each sequence, within what its own tolerances allow."""
+def check_results(
+    given, output, lse, rounds, is_causal=False, window_size=(-1, -1), bias=None, **options
+):
+    """Results are those of each sequence, within what its own tolerances allow.
+
+    `bias` is a function of (b, rows, keys) that returns what mods add to scores.
+    """
     for b in range(len(given.cu_seq_q) - 1):
         query, key, value = given.of(b)
         rows = slice(*given.cu_seq_q[b : b + 2])
         mask = seen(query.shape[1], key.shape[1], is_causal, window_size)
+        if bias is not None:
+            mask = np.where(mask, bias(b, *mask.shape), np.float32(-np.inf))
         call = {"attn_mask": mask, "enable_gqa": True, **options}
         right, right_lse = attention(query, key, value, **call)
         allowed, allowed_lse = tolerance(query, key, value, rounds_weights=rounds, **call)
