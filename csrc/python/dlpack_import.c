@@ -37,6 +37,7 @@ ca_py_dlpack_init(ca_state *state)
         [CA_NAME_DLPACK_EXCHANGE] = "__dlpack_c_exchange_api__",
         [CA_NAME_REQUIRES_GRAD] = "requires_grad",
         [CA_NAME_IS_NEG] = "is_neg",
+        [CA_NAME_IS_NESTED] = "is_nested",
     };
     for (int n = 0; n < CA_NAME_COUNT; n++) {
         state->names[n] = PyUnicode_InternFromString(names[n]);
@@ -104,8 +105,8 @@ is_true(PyObject *object, PyObject *name, bool calls)
     return result;
 }
 
-/* Refuses a torch tensor that requires gradients, or whose signs are not turned yet. A capsule does
-   not say either. */
+/* Refuses a torch tensor that requires gradients, or whose signs are not turned yet: a capsule does
+   not say either. Of a nested tensor torch makes no capsule. */
 static int
 check_torch(const ca_state *state, PyObject *object, const char *name)
 {
@@ -113,9 +114,17 @@ check_torch(const ca_state *state, PyObject *object, const char *name)
     if (!PyObject_HasAttr((PyObject *)Py_TYPE(object), requires_grad)) {
         return 0;
     }
-    int gradient = is_true(object, requires_grad, false);
-    int negative = gradient == 0 ? is_true(object, state->names[CA_NAME_IS_NEG], true) : 0;
-    if (gradient > 0) {
+    int nested = is_true(object, state->names[CA_NAME_IS_NESTED], false);
+    int gradient = nested == 0 ? is_true(object, requires_grad, false) : nested < 0 ? -1 : 0;
+    int negative =
+        nested == 0 && gradient == 0 ? is_true(object, state->names[CA_NAME_IS_NEG], true) : 0;
+    if (nested > 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s is a nested tensor; expected an array: clattn.torch."
+                     "scaled_dot_product_attention takes jagged ones, clattn.varlen_attn packed "
+                     "rows or a list of arrays",
+                     name);
+    } else if (gradient > 0) {
         PyErr_Format(PyExc_ValueError,
                      "%s requires gradients, which this function does not record: clattn.torch "
                      "has functions that do; without gradients, pass %s.detach()",
@@ -127,7 +136,7 @@ check_torch(const ca_state *state, PyObject *object, const char *name)
     if (gradient < 0 || negative < 0) {
         return ca_py_raise_from(PyExc_ValueError, name, object, "flags");
     }
-    return gradient == 0 && negative == 0 ? 0 : -1;
+    return nested == 0 && gradient == 0 && negative == 0 ? 0 : -1;
 }
 
 static int

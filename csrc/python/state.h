@@ -28,6 +28,7 @@ typedef enum {
     CA_NAME_DLPACK_EXCHANGE,
     CA_NAME_REQUIRES_GRAD,
     CA_NAME_IS_NEG,
+    CA_NAME_IS_NESTED,
     CA_NAME_COUNT,
 } ca_py_name;
 

@@ -2,6 +2,7 @@
 """Keys and values in bytes, with scales, against float64 attention on the numbers that they are."""
 
 import clattn
+import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import attention, float16, float32, tolerance
@@ -125,6 +126,10 @@ def test_what_is_refused(device):
             clattn.varlen_attn(**arrays | changed, enable_gqa=True, device=device)
 
     refused(TypeError, "key has dtype int8; expected key_scale")
+    for dtype in ("uint8", ml_dtypes.float8_e4m3fnuz, ml_dtypes.int4, ml_dtypes.float4_e2m1fn):
+        name = np.dtype(dtype).name
+        refused(TypeError, f"key has dtype {name}; expected query's dtype, int8, float8_e4m3fn or",
+                key=bits.key.astype(dtype), value=bits.value.astype(dtype))  # fmt: skip
     refused(TypeError, "value has dtype int8; expected value_scale", key_scale=1.0)
     refused(TypeError, "key_scale has dtype float64; expected float32",
             key_scale=np.ones(2), value_scale=1.0)  # fmt: skip

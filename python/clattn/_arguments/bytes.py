@@ -10,6 +10,9 @@ __all__ = ["as_bytes", "float8_of", "read_bytes"]
 # Those that keys and values may have.
 _CODES = ("float8_e4m3fn", "float8_e5m2")
 
+# What else numbers of few bits may be.
+_OTHERS = ("float4_", "float6_", "float8_", "int4", "uint4", "uint8")
+
 
 def float8_of(array: Any) -> Any:
     """Return the dtype of an array of float8 numbers, of any library; None for others."""
@@ -32,6 +35,11 @@ def read_bytes(
     """Return key and value as the core reads them, and the name of their float8 dtype, if any."""
     words = [_word(getattr(array, "dtype", None)) for array in (key, value)]
     for name, word, scale in zip(("key", "value"), words, (key_scale, value_scale), strict=True):
+        if word.startswith(_OTHERS) and word not in _CODES:
+            raise TypeError(
+                f"{name} has dtype {word}; expected query's dtype, int8, {' or '.join(_CODES)}: "
+                "bytes that hold float8 can be viewed as it"
+            )
         if word == "int8" and scale is None:
             raise TypeError(f"{name} has dtype int8; expected {name}_scale with it")
     found = [word for word in words if word in _CODES]
