@@ -9,6 +9,7 @@ import numpy as np
 from clattn import _core
 from clattn._arguments.bytes import read_bytes
 from clattn._arguments.integers import integer, integers, table
+from clattn._parts.lists import pack_lists
 from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ __all__ = ["read_window", "varlen_attn"]
 
 
 def varlen_attn(
-    query: Array,
-    key: Array,
-    value: Array,
-    cu_seq_q: Sequence[int] | Array,
+    query: Array | Sequence[Array],
+    key: Array | Sequence[Array],
+    value: Array | Sequence[Array],
+    cu_seq_q: Sequence[int] | Array | None = None,
     cu_seq_k: Sequence[int] | Array | None = None,
     max_q: int | None = None,
     max_k: int | None = None,
@@ -55,19 +56,22 @@ def varlen_attn(
 
     Parameters
     ----------
-    query : array of shape (total_q, Hq, E)
-        float16, bfloat16, float32 or float64.
-    key : array of shape (total_k, Hk, E)
+    query : array of shape (total_q, Hq, E), or list of arrays
+        float16, bfloat16, float32 or float64. A list has an array (rows, Hq, E) for each sequence,
+        of one library; it is packed, which copies it, and the results are lists.
+    key : array of shape (total_k, Hk, E), or list of arrays
         Of query's dtype, int8, or float8 (``ml_dtypes.float8_e4m3fn``, ``float8_e5m2``): bytes that
         the scales multiply. With `block_table`, pages: (num_pages, page_size, Hk, E), or
         (num_pages, Hk, page_size, E) with `page_layout` "HND".
-    value : array of shape (total_k, Hk, Ev)
-        Likewise.
+    value : array of shape (total_k, Hk, Ev), or list of arrays
+        Likewise; a list if `key` is one.
     cu_seq_q : integers of shape (n + 1,)
         Offsets of the sequences: the first is 0, none is below the one before, the last is at most
-        total_q. A Tensor is waited for; NumPy arrays and lists cost least.
+        total_q. Needed but beside a list of queries. A Tensor is waited for; NumPy arrays and lists
+        cost least.
     cu_seq_k : integers of shape (n + 1,), optional
-        Likewise, of the keys. With `block_table` and `seqused_k` it is not needed.
+        Likewise, of the keys. With `block_table` and `seqused_k` it is not needed. Not beside lists
+        of keys and values.
     max_q, max_k : int, optional
         Taken as torch's function does, and not needed.
     scale : float, optional
@@ -107,8 +111,10 @@ def varlen_attn(
     -------
     output : array of shape (total_q, Hq, Ev)
         Of the library of `query`. Rows behind the last sequence, and rows without a key, are 0.
+        With a list of queries, a list of arrays (rows, Hq, Ev).
     lse : array of shape (Hq, total_q)
         With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for these rows.
+        With a list of queries, a list of arrays (Hq, rows).
 
     Raises
     ------
@@ -123,12 +129,10 @@ def varlen_attn(
     >>> varlen_attn(q, k, v, [0, 3, 5], [0, 3, 5], is_causal=True).shape
     (5, 2, 8)
 
-    A list of sequences is packed by ``np.concatenate``, and its results are split again:
+    Sequences that are arrays of their own:
 
-    >>> rows = [np.ones((n, 2, 8), np.float32) for n in (3, 0, 2)]
-    >>> offsets = np.cumsum([0, *map(len, rows)])
-    >>> x = np.concatenate(rows)
-    >>> [len(part) for part in np.split(varlen_attn(x, x, x, offsets, offsets), offsets[1:-1])]
+    >>> x = [np.ones((n, 2, 8), np.float32) for n in (3, 0, 2)]
+    >>> [len(rows) for rows in varlen_attn(x, x, x)]
     [3, 0, 2]
     """
     for number, name in (max_q, "max_q"), (max_k, "max_k"):
@@ -136,12 +140,13 @@ def varlen_attn(
             integer(number, name)
     if page_layout not in ("NHD", "HND"):
         raise ValueError(f'page_layout is {page_layout!r}; expected "NHD" or "HND"')
+    lists = pack_lists(query, key, value, cu_seq_q, cu_seq_k, out)
     modified = score_mod is not None or mask_mod is not None
-    key, value, code = read_bytes(key, value, key_scale, value_scale)
-    return _core.varlen_attn(
-        query,
-        key,
-        value,
+    keys, values, code = read_bytes(lists.key, lists.value, key_scale, value_scale)
+    results = _core.varlen_attn(
+        lists.query,
+        keys,
+        values,
         is_causal=is_causal,
         scale=scale,
         enable_gqa=enable_gqa,
@@ -154,14 +159,15 @@ def varlen_attn(
         value_scale=_scale(value_scale, "value_scale", code),
         code=code,
         layout="BLHE",
-        mods=trace_mods(score_mod, mask_mod, query) if modified else None,
+        mods=trace_mods(score_mod, mask_mod, lists.query) if modified else None,
         return_lse=return_lse,
-        cu_seq_q=integers(cu_seq_q, "cu_seq_q"),
-        cu_seq_k=None if cu_seq_k is None else integers(cu_seq_k, "cu_seq_k"),
+        cu_seq_q=integers(lists.cu_seq_q, "cu_seq_q"),
+        cu_seq_k=None if lists.cu_seq_k is None else integers(lists.cu_seq_k, "cu_seq_k"),
         seqused_k=None if seqused_k is None else integers(seqused_k, "seqused_k"),
         block_table=None if block_table is None else table(block_table, "block_table"),
         heads_first=page_layout == "HND",
     )
+    return lists.results(results, return_lse)
 
 
 def _scale(scale: Any, name: str, code: str | None) -> Any:

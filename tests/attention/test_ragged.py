@@ -316,6 +316,57 @@ def test_equal_sequences_have_equal_bits(device):
     np.testing.assert_array_equal(lse[:, 0], lse[:, 1])
 
 
+def split(array, offsets):
+    return np.split(array[: offsets[-1]], offsets[1:-1])
+
+
+LIBRARIES = {
+    "arrays": lambda array, _: array,
+    "Tensors": clattn.tensor,
+    "torch's": lambda array, _: pytest.importorskip("torch").from_numpy(array),
+    "JAX's": lambda array, _: pytest.importorskip("jax").numpy.asarray(array),
+}
+
+
+@fastest
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_lists_are_packed(device, library):
+    """As arrays of the same library; results are lists, of views."""
+    given = packed([3, 0, 20, 1], [30, 4, 9, 0])
+    right, right_lse = run(given, device, is_causal=True)
+    lists = [
+        [LIBRARIES[library](part, device) for part in split(array, offsets)]
+        for array, offsets in zip(given[:3], [given.cu_seq_q, *[given.cu_seq_k] * 2], strict=True)
+    ]
+    options = {"is_causal": True, "enable_gqa": True, "return_lse": True, "device": device}
+    output, lse = clattn.varlen_attn(*lists, **options)
+    for n, expected in enumerate(split(right, given.cu_seq_q)):
+        rows = slice(*given.cu_seq_q[n : n + 2])
+        assert type(output[n]) is type(lse[n]) is type(lists[0][n])
+        np.testing.assert_array_equal(np.asarray(output[n]), expected)
+        np.testing.assert_array_equal(np.asarray(lse[n]), right_lse[:, rows])
+    alone = clattn.varlen_attn(*map(tuple, lists), **options | {"return_lse": False})
+    np.testing.assert_array_equal(np.asarray(alone[2]), right[3:23])
+
+
+@fastest
+def test_lists_beside_packed_arrays_and_pages(device):
+    given = packed([3, 20], [30, 9])
+    right = run(given, device)[0]
+    queries = split(given.query, given.cu_seq_q)
+    keys, values = (split(array, given.cu_seq_k) for array in given[1:3])
+    options = {"enable_gqa": True, "device": device}
+    whole = clattn.varlen_attn(given.query, keys, values, given.cu_seq_q, **options)
+    np.testing.assert_array_equal(whole, right)
+    key, value, table = in_pages(given, 4, "NHD")
+    for more in (
+        {"key": given.key, "value": given.value, "cu_seq_k": given.cu_seq_k},
+        {"key": key, "value": value, "block_table": table, "seqused_k": [30, 9]},
+    ):
+        output = clattn.varlen_attn(queries, **more, **options)
+        assert_close(np.concatenate(output), right[:23], 1e-6)
+
+
 @fastest
 def test_tensors_and_offsets_of_any_library(device):
     torch = pytest.importorskip("torch")

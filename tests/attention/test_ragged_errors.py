@@ -38,12 +38,56 @@ def paged(**changed):
     return pages | changed
 
 
+class Other:
+    """An array of a library that nobody knows."""
+
+    shape, dtype = (3, 4, 8), np.dtype(f32)
+
+
+def listed(*rows, heads=2, size=8, dtype=f32):
+    return [of(dtype, n, heads, size) for n in rows]
+
+
+# Lists of arrays, which have offsets of their own.
+QUERIES = {"query": listed(3, 2, heads=4), "cu_seq_q": None}
+KEYS = {"key": listed(4, 3), "value": listed(4, 3, size=6), "cu_seq_k": None}
+LISTS = [
+    ("offsets beside a list of queries", ValueError, "^cu_seq_q is given beside a list",
+     QUERIES | {"cu_seq_q": [0, 3, 5]}),
+    ("offsets beside lists of keys", ValueError, "^cu_seq_k is given beside a list",
+     KEYS | {"cu_seq_k": [0, 4, 7]}),
+    ("out beside a list of queries", ValueError, "^out is given beside a list",
+     QUERIES | {"out": of(f32, 5, 4, 6)}),
+    ("a list of no query", ValueError, "^query is an empty list", QUERIES | {"query": []}),
+    ("a list of lists", TypeError, r"^query\[0\] must be an array, got list",
+     QUERIES | {"query": [[[[1.0]]]]}),
+    ("queries of two dtypes", TypeError, r"^query\[1\] is ndarray of float64; expected ndarray",
+     QUERIES | {"query": [of(f32, 3, 4, 8), of("f8", 2, 4, 8)]}),
+    ("queries of two kinds of heads", ValueError,
+     r"^query\[1\] has shape \(2, 2, 8\); expected \(rows, 4, 8\)",
+     QUERIES | {"query": [of(f32, 3, 4, 8), of(f32, 2, 2, 8)]}),
+    ("queries of two dimensions", ValueError,
+     r"^query\[0\] has shape \(3, 8\); expected \(rows, heads, size\)",
+     QUERIES | {"query": [of(f32, 3, 8)]}),
+    ("fewer keys than queries", ValueError, "^key has 1 arrays; expected 2, as query",
+     QUERIES | KEYS | {"key": listed(4), "value": listed(4, size=6)}),
+    ("fewer values than keys", ValueError, "^value has 1 arrays; expected 2, as key",
+     KEYS | {"value": listed(7, size=6)}),
+    ("values of other lengths", ValueError, r"^value\[0\] has 3 rows; expected 4, as key\[0\]",
+     KEYS | {"value": listed(3, 4, size=6)}),
+    ("a list of keys alone", ValueError, "one of key and value is a list",
+     {"key": listed(4, 3), "cu_seq_k": None}),
+    ("a list of what cannot be joined", TypeError, "^query is a list of Other; expected arrays of",
+     QUERIES | {"query": [Other()]}),
+]  # fmt: skip
+
 OFFSETS = [  # (argument, a right number of rows or keys)
     ("cu_seq_q", 5),
     ("cu_seq_k", 7),
 ]
 ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments)
     *wrong_arrays("query", (5, 4, 8), FLOATS, none=None),
+    *LISTS,
     *wrong_shapes("query", f32, (), (5, 8), (1, 5, 4, 8), (5, 3, 8), (5, 4, 9)),
     *wrong_shapes("key", f32, (7, 8), (1, 7, 2, 8), (7, 3, 8), (7, 2, 9), (6, 2, 8), (8, 2, 8)),
     *wrong_shapes("value", f32, (7, 6), (1, 7, 2, 6), (7, 1, 6), (6, 2, 6)),

@@ -200,6 +200,30 @@ def test_other_sequences_change_no_bit(device, huge):
             tensor[rows] = own
 
 
+@pytest.mark.usefixtures("on_device")
+def test_lists_have_gradients():
+    """Those of the packed call, in each tensor of a list; in compiled programs, too."""
+    packed_leaves = operands()[:3]
+    query, key, value = (leaf.detach() for leaf in packed_leaves)
+    rows, keys = ([*np.diff(offsets)] for offsets in OFFSETS)
+    lists = [leaves(*query[:6].split(rows)), *(leaves(*x[:8].split(keys)) for x in (key, value))]
+
+    def loss(*lists):
+        output, lse = varlen_attn(*lists, enable_gqa=True, is_causal=True, return_lse=True)
+        return torch.cat(output).square().sum() + torch.cat(lse, 1).clamp(min=-50).sum()
+
+    output, lse = attend(*packed_leaves, is_causal=True, return_lse=True)
+    right = output[:6].square().sum() + lse[:, :6].clamp(min=-50).sum()
+    right.backward()
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        found = call(*lists)
+        assert torch.equal(found, right)
+        found.backward()
+        for leaf, of in zip(packed_leaves, lists, strict=True):
+            joined = torch.cat(gradients_of(of))
+            assert torch.equal(joined, leaf.grad[: len(joined)])
+
+
 def test_gradients_of_sinks_are_summed_in_float32(device):
     """64 sequences add the same: sums of bfloat16 would lose a bit and more."""
     (sinks,) = leaves(torch.zeros(1, dtype=bfloat16))
@@ -417,6 +441,9 @@ def test_what_jagged_tensors_do_not_take():
     ]:
         with pytest.raises(ValueError, match=message):
             call(*arguments, **options)
+    for function in (clattn.scaled_dot_product_attention, clattn.varlen_attn, varlen_attn):
+        with pytest.raises(ValueError, match=r"^query is a nested tensor; expected an array"):
+            function(x, x, x, *[[0, 3]] * 2 * (function is not clattn.scaled_dot_product_attention))
     for flex in (clattn.flex_attention, clattn.torch.flex_attention):
         with pytest.raises(ValueError, match=r"query is a nested tensor; .*clattn\.varlen_attn"):
             flex(x, x, x)

@@ -12,6 +12,7 @@ from clattn._arguments.autocast import autocast
 from clattn._arguments.devices import find_named
 from clattn._arguments.integers import integer, integers, table
 from clattn._parts.checks import check_flag
+from clattn._parts.lists import pack_lists
 from clattn._parts.packed import packed_backward
 from clattn._parts.torch_operator import (
     OPTIONS,
@@ -143,10 +144,10 @@ _call = define(
 
 
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Sequence[int] | Tensor,
+    query: Tensor | Sequence[Tensor],
+    key: Tensor | Sequence[Tensor],
+    value: Tensor | Sequence[Tensor],
+    cu_seq_q: Sequence[int] | Tensor | None = None,
     cu_seq_k: Sequence[int] | Tensor | None = None,
     max_q: int | None = None,
     max_k: int | None = None,
@@ -175,11 +176,11 @@ def varlen_attn(
 
     Parameters
     ----------
-    query : Tensor of shape (total_q, Hq, E)
-        float16, bfloat16, float32 or float64, on the CPU.
-    key : Tensor of shape (total_k, Hk, E)
+    query : Tensor of shape (total_q, Hq, E), or list of Tensors
+        float16, bfloat16, float32 or float64, on the CPU. Lists are those of `clattn.varlen_attn`.
+    key : Tensor of shape (total_k, Hk, E), or list of Tensors
         Of query's dtype; pages with `block_table`, which have no gradients.
-    value : Tensor of shape (total_k, Hk, Ev)
+    value : Tensor of shape (total_k, Hk, Ev), or list of Tensors
         Likewise.
     cu_seq_q, cu_seq_k : integers of shape (n + 1,)
         As in `clattn.varlen_attn`.
@@ -201,9 +202,9 @@ def varlen_attn(
     Returns
     -------
     output : Tensor of shape (total_q, Hq, Ev)
-        Of query's dtype.
+        Of query's dtype. With a list of queries, a list of Tensors.
     lse : Tensor of shape (Hq, total_q)
-        With `return_lse`: float32, float64 for float64.
+        With `return_lse`: float32, float64 for float64. Likewise.
 
     Raises
     ------
@@ -220,7 +221,9 @@ def varlen_attn(
     >>> x.grad.shape
     torch.Size([5, 2, 8])
     """
-    floats = {"query": query, "key": key, "value": value}
+    lists = pack_lists(query, key, value, cu_seq_q, cu_seq_k, out)
+    floats: dict[str, Tensor] = {"query": lists.query, "key": lists.key, "value": lists.value}
+    packed = [*floats.values()]
     if sinks is not None:
         floats["sinks"] = sinks
     check_tensors("varlen_attn", **floats)
@@ -238,7 +241,7 @@ def varlen_attn(
     if needs_gradients([*floats.values()]):
         _refuse_gradients({"block_table": block_table, **special})
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = autocast(query), autocast(key), autocast(value)
+        packed = [autocast(one) for one in packed]
     left, right = varlen.read_window(window_size)
     options = Options(
         causal=causal_word(is_causal),
@@ -250,12 +253,10 @@ def varlen_attn(
         device=device_number(find_named(device)),
     )
     args = (
-        query,
-        key,
-        value,
+        *packed,
         sinks,
-        _numbers(cu_seq_q, "cu_seq_q"),
-        _numbers(cu_seq_k, "cu_seq_k"),
+        _numbers(lists.cu_seq_q, "cu_seq_q"),
+        _numbers(lists.cu_seq_k, "cu_seq_k"),
         _numbers(seqused_k, "seqused_k"),
         _numbers(block_table, "block_table", table),
         page_layout,
@@ -265,7 +266,7 @@ def varlen_attn(
     output, lse = _call(*args) if plain else _attend(special, *args)
     if not torch.compiler.is_compiling():
         count(OURS)
-    return (output, lse) if return_lse else output
+    return lists.results((output, lse) if return_lse else output, return_lse)
 
 
 def _numbers(
