@@ -250,7 +250,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     /* If all keys are one block, each tile is finished before the next one begins. Then all tiles use the
        same memory. */
-    const bool in_turn = keys_are_one_block(params);
+    const bool in_turn = keys_are_one_block(call);
     const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)((rows.end - rows.first + BM - 1) / BM);
     const int count = heads * item.count;

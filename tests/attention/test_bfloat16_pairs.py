@@ -13,6 +13,8 @@ from references.attention import bfloat16, eps, judged, largest, max_error
 from support.checks import assert_close, check_attention
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
+from support.loops import looped
+from support.ragged import check_sequences, packed
 from support.sizes import REST, WIDE
 from support.variants import INSTRUCTIONS, force, force_or_skip, processor
 
@@ -61,6 +63,16 @@ def test_error_is_that_of_rounding_the_weights(device):
     arrays = qkv((1, 4), 128, 512, 64, dtype=bfloat16)
     assert np.isfinite(judged(*arrays, rounds_weights=True).allowed.rms)
     check_attention(*arrays, device=device)
+
+
+@looped("layout", ["HND", "NHD"])
+@looped("page_size", [None, 1, 2, 5, 16, 64])
+def test_sequences(device, page_size, layout):
+    """Pairs of values lie in one page, so all keys are no block, however few they are."""
+    for rows, keys in (([1, 33, 0, 90], [2, 40, 5, 90]), ([200], [300])):
+        for E, Ev in ((8, 8), (WIDE, REST)):
+            given = packed(rows, keys, 6, 2, E, Ev, bfloat16)
+            check_sequences(given, device, page_size, layout, is_causal="lower_right")
 
 
 def compare_with_reference(call, arrays, device, monkeypatch):
