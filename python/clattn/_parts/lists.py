@@ -31,11 +31,13 @@ class Lists(NamedTuple):
         """Return an output, or one and its log-sum-exp, as the query came."""
         if not self.are_split:
             return given
+        output, lse = given if return_lse else (given, None)
         parts = list(itertools.starmap(slice, itertools.pairwise(self.cu_seq_q)))
-        if not return_lse:
-            return [given[part] for part in parts]
-        output, lse = given
-        return [output[part] for part in parts], [lse[:, part] for part in parts]
+        # No functions within: where memory runs out, CPython 3.11 loses arguments that these read.
+        rows = list(map(output.__getitem__, parts))
+        if lse is None:
+            return rows
+        return rows, list(map(lse.__getitem__, zip(itertools.repeat(slice(None)), parts)))
 
 
 def pack_lists(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, out: Any) -> Lists:
