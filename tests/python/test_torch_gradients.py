@@ -143,6 +143,22 @@ def test_layouts():
     assert swapped.grad.is_contiguous()
 
 
+def test_heads_after_rows(first_device):
+    """Views of the same numbers; the device has a name."""
+    q, k, v = qkv(S=7)
+    right, right_lse = attend(q, k, v, is_causal=True, return_lse=True)
+    grads = torch.autograd.grad(right.square().sum() + right_lse.sum(), (q, k, v))
+    rows_first = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
+    output, lse = attend(
+        *rows_first, is_causal=True, return_lse=True, layout="BLHE", device=first_device
+    )
+    assert output.is_contiguous() and torch.equal(output.transpose(1, 2), right)
+    assert torch.equal(lse, right_lse)
+    (output.square().sum() + lse.sum()).backward()
+    for one, other in zip(rows_first, grads, strict=True):
+        assert one.grad.is_contiguous() and torch.equal(one.grad.transpose(1, 2), other)
+
+
 def test_the_lse_alone():
     q, k, v = qkv()
     _, lse = attend(q, k, v, return_lse=True)
@@ -382,6 +398,9 @@ def test_wrong_arguments():
         ({"attn_mask": [[True]]}, TypeError, "attn_mask must be a torch.Tensor, got list"),
         ({"sinks": draw(3)}, ValueError, r"sinks has shape \(3,\); expected \(2,\)"),
         ({"attn_mask": draw(3, 3)}, ValueError, r"attn_mask has shape \(3, 3\); expected"),
+        ({"layout": "BLEH"}, ValueError, 'layout is \'BLEH\'; expected "BHLE" or "BLHE"'),
+        ({"layout": "BLHE", "query": q[0, 0]}, ValueError, "query has shape .*three dimensions"),
+        ({"device": "nowhere"}, ValueError, "device 'nowhere' names no OpenCL device"),
     ]:
         with pytest.raises(kind, match=message):
             attend(**{"query": q, "key": k, "value": v} | options)
