@@ -46,7 +46,7 @@ def test_gradcheck(options):
     def both(q, k, v, mask, sinks):
         return attend(q, k, v, mask, sinks=sinks, return_lse=True, **{"is_causal": True} | options)
 
-    assert torch.autograd.gradcheck(both, (*qkv(), mask, sinks))
+    assert torch.autograd.gradcheck(both, (*qkv(), mask, sinks), check_batched_grad=True)
 
 
 def test_torchs_operator_checks():
@@ -356,6 +356,9 @@ def test_flex_in_modes_of_torch():
     assert q.grad.dtype is v.grad.dtype is float32
     with pytest.raises(NotImplementedError, match=r"no rules for torch\.func's transforms"):
         torch.func.grad(lambda q: by_mod(q, k, v).sum())(q.detach())
+    many = torch.ones(2, *result.shape, dtype=float32)
+    with pytest.raises(NotImplementedError, match="nor for batched gradients"):
+        torch.autograd.grad(clattn.torch.flex_attention(q, k, v), q, many, is_grads_batched=True)
 
 
 def test_second_derivatives_are_refused():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
 from clattn._arguments.autocast import autocast
 from clattn.flex import attention
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import DeviceLike
 
 __all__ = ["flex_attention"]
+
+_NO_RULES = "clattn.torch.flex_attention has no rules for torch.func's transforms"
 
 
 class _Call(NamedTuple):
@@ -51,6 +53,8 @@ class _Flex(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        if any([g is not None and is_legacy_batchedtensor(g) for g in grads]):
+            raise NotImplementedError(f"{_NO_RULES}, nor for batched gradients (is_grads_batched)")
         needed = ctx.needs_input_grad[1:]
         return None, *_Backward.apply(ctx.call, needed, *grads, *ctx.saved_tensors)
 
@@ -178,8 +182,8 @@ def flex_attention(
     tensors = (query, key, value, sinks, *captured)
     if any([isinstance(t, Tensor) and is_functorch_wrapped_tensor(t) for t in tensors]):
         raise NotImplementedError(
-            "clattn.torch.flex_attention has no rules for torch.func's transforms; call backward() "
-            "on what is computed of its output, or clattn.torch.scaled_dot_product_attention"
+            f"{_NO_RULES}; call backward() on what is computed of its output, or "
+            "clattn.torch.scaled_dot_product_attention"
         )
     if torch.is_autocast_enabled("cpu"):
         cast = [autocast(t) if isinstance(t, Tensor) else t for t in tensors[:3]]
