@@ -164,6 +164,7 @@ plan_step(const ca_device_info *info, const ca_backward_division *division, uint
     launched->adds = false;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
     ca_plan_define_lanes(plan, info, &launched->attention);
     ca_kernel_define(&plan->spec, "NV", VECTORS);
     ca_kernel_define(&plan->spec, "MR", strip_keys(info));
@@ -250,6 +251,7 @@ ca_backward_cpu_plan(const ca_device_info *info, const ca_attention *attention,
     ca_launched *rows = &steps[count++];
     ca_backward_start_numbers(attention, numbers, &rows->attention);
     plan_step(info, division, CA_BACKWARD_NUMBERS, 1, by_tiles, rows);
+    rows->at_most = true; /* few rows need the product, if any */
 
     /* Where one step has no room for all operands, each gradient has a step. */
     bool together = optional_of_gradient(attention) - 1 + gradients <= CA_OPTIONAL_VIEWS;

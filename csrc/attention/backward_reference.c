@@ -55,6 +55,7 @@ plan_sums(const ca_device_info *info, const ca_attention *attention, const ca_op
     launched->adds = false;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
     plan_step(info, launched, CA_BACKWARD_ROWS, grid);
 }
 
@@ -74,6 +75,7 @@ plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_
     launched->adds = false;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
     plan_step(info, launched, CA_BACKWARD_DELTAS, grid);
 }
 
@@ -102,6 +104,7 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
     launched->products = 3 * CA_REFERENCE_TIMES;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
     launched->adds = (attention->repeated >> gradients[n].role & 1) != 0;
     plan_step(info, launched,
               gradients[n].step | (launched->adds ? CA_BACKWARD_ADDS : 0) |
@@ -142,6 +145,7 @@ ca_backward_reference_plan_captured(const ca_device_info *info, ca_launched *lau
     launched->products = products * CA_REFERENCE_TIMES;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
     launched->adds = true; /* to sums that a step before has left */
     plan_step(info, launched, gradient, grid);
     launched->plan.splits = copies;

@@ -74,6 +74,7 @@ ca_backward_begin_plan(const ca_device_info *info, const char *name, uint32_t st
     launched->adds = false;
     launched->flags = 0;
     launched->work = 0;
+    launched->at_most = false;
 }
 
 void

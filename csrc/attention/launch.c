@@ -260,6 +260,7 @@ typedef struct {
     bool any_local_size;
     uint32_t flags; /* of the params, beside those of the call */
     double work;
+    bool at_most;
 } planned_step;
 
 /* Build the kernel, and add it as the launch's next step. */
@@ -294,6 +295,7 @@ add_step(ca_device *device, making *m, const ca_attention *attention, const ca_a
     added->global_size = groups * local_size;
     added->local_size = local_size;
     added->work = step->work;
+    added->at_most = step->at_most;
 done:
     return status;
 }
@@ -470,7 +472,8 @@ add_launched(ca_device *device, making *m, const ca_launched *launched, ca_plan_
                                .local_size = plan->local_size,
                                .any_local_size = plan->any_local_size,
                                .flags = launched->flags,
-                               .work = work};
+                               .work = work,
+                               .at_most = launched->at_most};
     return add_step(device, m, &launched->attention, plan, &step,
                     limits != NULL ? limits : &(ca_plan_limits){0}, error);
 }

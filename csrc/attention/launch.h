@@ -37,6 +37,7 @@ typedef struct {
     bool adds;      /* to what stands in its result */
     uint32_t flags; /* of the params, beside those of the call */
     double work;    /* 0: that of its products for each pair of a row and a key */
+    bool at_most;   /* of its work, as in ca_step */
 } ca_launched;
 
 /* The reference kernel takes so many times as long as the others. */

@@ -442,6 +442,7 @@ add_steps(const ragged *r, int n, ca_launched *steps, int count)
     step->plan = of->plan;
     step->plan.cpu.turns = 1;
     step->flags = 0;
+    step->at_most = false;
     step->adds = false;
     set_grid(attention, of->ranges, of->plan.local_size, &step->plan);
     step->plan.grid[1] /= of->plan.heads * of->plan.cpu.key_heads;

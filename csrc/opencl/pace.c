@@ -52,7 +52,7 @@ ca_pace_seconds(const ca_device *device, const ca_launch *launch)
 void
 ca_pace_note(const ca_step *step, size_t groups, double seconds)
 {
-    if (seconds > 0 && step->work > 0) {
+    if (seconds > 0 && step->work > 0 && !step->at_most) {
         double share = (double)groups / (double)groups_of(step);
         atomic_store_explicit(&step->kernel->speed, step->work * share / seconds,
                               memory_order_relaxed);

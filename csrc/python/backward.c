@@ -280,11 +280,14 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, 
     ca_py_out opened[CA_GRADIENTS];
     for (int n = 0; n < CA_GRADIENTS; n++) {
         const ca_tensor *like = &backward->likes[n];
+        PyObject *out = backward->out[n];
         opened[n].shell = opened[n].target = NULL;
         ca_tensor_set_absent(&written[n]);
-        results[n] = ca_py_output_of(backward->needs[n], args[gradients[n].slot], like->dtype,
-                                     like->ndim, like->shape, &written[n]);
-        results[n].out = backward->out[n];
+        /* What is copied to `out` lies where `out` does, in whatever library the operand is. */
+        results[n] =
+            ca_py_output_of(backward->needs[n], out != NULL ? out : args[gradients[n].slot],
+                            like->dtype, like->ndim, like->shape, &written[n]);
+        results[n].out = out;
     }
     for (int n = 0; n < captured->count; n++) {
         ca_tensor *gradient = &captured->arrays[n].gradient;

@@ -187,9 +187,10 @@ find_share(key_share *share, const ca_attention_params *params, ca_int64 number)
     const ca_int64 head = ca_divide(number, params->splits);
     ca_int64 sizes[CA_BATCH_DIMS];
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        const bool is_shared =
-            (USES(params, GRAD_KEY) && VIEW(params, GRAD_KEY)->batch[d] == 0) ||
-            (USES(params, GRAD_VALUE) && VIEW(params, GRAD_VALUE)->batch[d] == 0);
+        bool is_shared = USES(params, GRAD_KEY) && VIEW(params, GRAD_KEY)->batch[d] == 0;
+        if (USES(params, GRAD_VALUE)) {
+            is_shared |= VIEW(params, GRAD_VALUE)->batch[d] == 0;
+        }
         share->shared[d] = is_shared ? params->batch[d] : 1;
         sizes[d] = is_shared ? 1 : params->batch[d];
     }

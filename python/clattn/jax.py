@@ -312,12 +312,12 @@ def _call(
     """
     B, L, Hq, _ = result.shape
     wide = jnp.float64 if result.dtype == jnp.float64 else jnp.float32
-    lse = jax.ShapeDtypeStruct((B, Hq, L), wide)
+    lse_result = jax.ShapeDtypeStruct((B, Hq, L), wide)
     attend = partial(attention.scaled_dot_product_attention, **options)
 
     def forward(operands: Any, *, return_lse: bool) -> Any:
         compute = partial(_compute, attend, return_lse)
-        results = (result, lse) if return_lse else (result, None)
+        results = result, lse_result if return_lse else None
         return jax.pure_callback(compute, results, operands, vmap_method="expand_dims")
 
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
@@ -394,8 +394,12 @@ def _differentiate(options: dict[str, Any], given: Any) -> _Operands:
     operands, output, lse, grad_output, grad_lse = given
     arrays, mask, beyond = _read_arrays(operands)
     output, lse, grad = (np.asarray(array) for array in (output, lse, grad_output))
-    *batch, Hq, L, E = arrays[0].shape
-    rest = None if grad_lse is None else np.broadcast_to(np.asarray(grad_lse), (*batch, Hq, L))
+    rest = None if grad_lse is None else np.asarray(grad_lse)
+    *given_batch, Hq, L, E = arrays[0].shape
+    # vmap may go over the cotangents alone, as jax.jacrev does.
+    others = () if rest is None else rest.shape[:-2]
+    batch = np.broadcast_shapes(tuple(given_batch), grad.shape[:-3], others)
+    rest = None if rest is None else np.broadcast_to(rest, (*batch, Hq, L))
     query = arrays[0]
     grad = np.broadcast_to(grad, (*batch, L, Hq, E))
     if beyond is not None:  # such rows are constants

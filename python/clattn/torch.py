@@ -238,6 +238,8 @@ def scaled_dot_product_attention(
     sinks: torch.Tensor | None = None,
     query_offset: int | torch.Tensor = 0,
     return_lse: bool = False,
+    layout: Literal["BHLE", "BLHE"] = "BHLE",
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return what torch's function of this name does, by clattn where it can.
 
@@ -278,6 +280,11 @@ def scaled_dot_product_attention(
         As in `clattn.scaled_dot_product_attention`. `sinks` has a gradient.
     return_lse : bool
         Also return the log-sum-exp, which has a gradient.
+    layout : "BHLE" or "BLHE"
+        "BLHE": heads come after rows in query, key, value and output, as in (..., L, Hq, E).
+    device : Device, str or int, optional
+        Where to run, see `clattn.devices`. Default: the device of `patch` or `sdpa`, else
+        `clattn.get_default_device`.
 
     Returns
     -------
@@ -317,11 +324,17 @@ def scaled_dot_product_attention(
         or sinks is not None
         or is_causal == "lower_right"
         or not (isinstance(query_offset, int) and query_offset == 0)
+        or layout != "BHLE"
+        or device is not None
     ):
-        return _extended(
-            query, key, value, attn_mask, sinks, query_offset, return_lse,
-Options(dropout_p, causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap),
+        number = device_number(_device if device is None else find_named(device))
+        options = Options(
+            dropout_p, causal_word(is_causal), scale, enable_gqa, *_sides(window), softcap,
+            device=number,
         )  # fmt: skip
+        return _extended(
+            query, key, value, attn_mask, sinks, query_offset, return_lse, layout, options
+        )
     tensors = (query, key, value)
     if torch.compiler.is_compiling():
         given = tensors if attn_mask is None else (*tensors, attn_mask)
@@ -359,6 +372,7 @@ def _extended(
     sinks: torch.Tensor | None,
     query_offset: int | torch.Tensor,
     return_lse: bool,
+    layout: str,
     options: Options,
 ) -> Any:
     """Compute a call that has no counterpart in torch, with gradients where torch records them."""
@@ -367,11 +381,11 @@ def _extended(
         "scaled_dot_product_attention",
         **{name: tensor for name, tensor in given.items() if tensor is not None or name in FACTORS},
     )
+    if layout != "BHLE":
+        query, key, value = (_swap_heads(given[name], name, layout) for name in FACTORS)
     if query.is_nested or key.is_nested or value.is_nested:
         check_jagged(query, key, value, attn_mask, query_offset, options)
-        results = attend_jagged(
-            query, key, value, options._replace(device=device_number(_device)), sinks
-        )
+        results = attend_jagged(query, key, value, options, sinks)
         if not torch.compiler.is_compiling():
             count(OURS)
         return results if return_lse else results[0]
@@ -379,10 +393,7 @@ def _extended(
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
         attn_mask = None if attn_mask is None else autocast(attn_mask)
-    options = options._replace(
-        position=query_offset if isinstance(query_offset, int) else 0,
-        device=device_number(_device),
-    )
+    options = options._replace(position=query_offset if isinstance(query_offset, int) else 0)
     if not torch.compiler.is_compiling() and peek_interpreter_stack() is None:
         shape_of_call(  # refuses wrong arguments in the words of the core
             attention.scaled_dot_product_attention,
@@ -393,10 +404,26 @@ def _extended(
             sinks=None if sinks is None else sinks.detach(),
             **options.keywords(None, offsets),
         )
-    results = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
+    output, lse = attend(query, key, value, attn_mask, options, sinks=sinks, offsets=offsets)
     if not torch.compiler.is_compiling():
         count(OURS)
-    return results if return_lse else results[0]
+    if layout != "BHLE":
+        output = output.transpose(-3, -2)
+    return (output, lse) if return_lse else output
+
+
+def _swap_heads(tensor: Any, name: str, layout: object) -> Any:
+    """Return the view (..., H, L, E) of a tensor (..., L, H, E), which is no nested one."""
+    if layout != "BLHE":
+        raise ValueError(f'layout is {layout!r:.80}; expected "BHLE" or "BLHE"')
+    if tensor.is_nested:
+        raise ValueError(f'{name} is nested; expected layout="BHLE", as jagged tensors have it')
+    if tensor.dim() < 3:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}; expected three dimensions or more, with "
+            f'layout="{layout}"'
+        )
+    return tensor.transpose(-3, -2)
 
 
 def _put() -> None:

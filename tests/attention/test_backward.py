@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The gradients of scaled_dot_product_attention, against float64 NumPy."""
 
+import functools
+
 import clattn
 import numpy as np
 import pytest
@@ -181,11 +183,14 @@ def test_a_mask_of_any_strides(device):
 
 @with_mma
 def test_grouped_heads(device, kernel):
-    dtype, shapes = dtype_of(kernel), [(2, 6, 9, 2), (2, 2, 12, 2), (2, 2, 12, 5)]
-    q, k, v = (draw(s, dtype, n) for n, s in enumerate(shapes))
-    for options in ({}, {"is_causal": True, "softcap": 1.0, "sinks": draw((6,))}):
-        check_backward(draw((2, 6, 9, 5), dtype), q, k, v, device=device, enable_gqa=True,
-                       **options)  # fmt: skip
+    for E, Ev, options in (
+        (2, 5, {}),
+        (5, 2, {}),
+        (2, 5, {"is_causal": True, "softcap": 1.0, "sinks": draw((6,))}),
+    ):
+        shapes = (2, 6, 9, E), (2, 2, 12, E), (2, 2, 12, Ev), (2, 6, 9, Ev)
+        q, k, v, G = (draw(s, dtype_of(kernel), n) for n, s in enumerate(shapes))
+        check_backward(G, q, k, v, device=device, enable_gqa=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +336,14 @@ def test_out(device):
     assert got.query is out.query
     assert got.key is out.key
     assert_same(got, right)
+    on_device = functools.partial(clattn.tensor, device=device)
+    for of_inputs, of_out in ((np.array, on_device), (on_device, np.array)):
+        arrays, made = map(of_inputs, (G, q, k, v, output, lse)), of_out(k)
+        got = clattn.scaled_dot_product_attention_backward(
+            *arrays, out=(None, made, None, None, None), device=device
+        )
+        assert got.key is made
+        assert_same([np.array(one) for one in got[:3]], right)
 
 
 @without_tiled
@@ -372,6 +385,16 @@ def test_a_mask_alone(device):
     )  # fmt: skip
     close(got[3], [-0.75, 0.75])
     assert got[0] is got[1] is got[2] is None
+
+
+def test_a_mask_of_two_equal_entries(device):
+    """Its gradient is the sum of theirs."""
+    q, k, v = (np.array([a, a], float32).reshape(2, 1, -1, 1)
+               for a in ([1], [0, np.log(3)], [0, 4]))  # fmt: skip
+    got, _ = backward(np.ones_like(q), q, k, v, device=device, scale=1.0,
+                      attn_mask=np.zeros((1, 1, 1, 2), float32), needs=["attn_mask"])  # fmt: skip
+    assert got.attn_mask.shape == (1, 1, 1, 2)
+    close(got.attn_mask.ravel(), [-1.5, 1.5])
 
 
 def test_a_sink(device):

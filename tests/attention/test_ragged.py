@@ -202,6 +202,19 @@ def test_rows_above_the_first_key_have_no_log_sum_exp(device, paged):
 
 
 @fastest
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_score_far_below_zero(device, paged):
+    """It is no key that is left out: no number stands for -inf."""
+    q, k, v = numbers(1), numbers(-60000), numbers(3)
+    pages = {"block_table": [[0]], "seqused_k": [1]} if paged else {"cu_seq_k": [0, 1]}
+    if paged:
+        k, v = k[None], v[None]
+    output, lse = clattn.varlen_attn(q, k, v, [0, 1], return_lse=True, device=device, scale=1,
+                                     **pages)  # fmt: skip
+    assert (output.item(), lse.item()) == (3, -60000)
+
+
+@fastest
 @pytest.mark.parametrize("huge", [1e4, NAN, INF])
 def test_other_sequences_change_no_bit(device, huge):
     """What lies before or behind a sequence."""

@@ -38,7 +38,13 @@ def test_ctrl_c_ends_a_call(device):
     small = attend(query, query, query, device=device)
     many = np.broadcast_to(query[:, :, :1], (1, 512, 1024, 64))
     keys = np.broadcast_to(row[:, :, : KEYS // 512], (1, 512, KEYS // 512, 64))
-    calls = {"many work-groups": lambda: attend(many, keys, keys, device=device)}
+    few = keys[:, :, : KEYS // 2**13]
+    calls = {
+        "many work-groups": lambda: attend(many, keys, keys, device=device),
+        "gradients": lambda: clattn.scaled_dot_product_attention_backward(
+            many, many, few, few, many, many[..., 0], needs=["query"], device=device
+        ),
+    }
     if device.type == "cpu" and device.memory_mode != "copy":  # the host ends groups that run
         calls |= few_work_groups(device, query, row, number)
     for name, call in calls.items():

@@ -39,6 +39,26 @@ def test_long_causal_sequences_need_no_square_matrix(device):
 
 
 @pytest.mark.by_turns
+def test_long_gradients_need_no_square_matrix(device):
+    """The same of the backward pass: three gradients, and less than 64 MiB."""
+    run_on(
+        device,
+        """
+        from support.gradients import backward
+
+        def gradients(L):
+            q, k, v = qkv((1, 1), L, L, 64)
+            return lambda: backward(v, q, k, v, device=device, is_causal=True)
+
+        gradients(2048)()
+        _, rise = measure_memory(gradients(16384))
+        grown = rise - 4 * 16384 * 64 * 4
+        assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB"
+        """,
+    )
+
+
+@pytest.mark.by_turns
 def test_a_broadcast_batch_is_not_copied_out(device):
     """Keys of zero stride stand for 64 times their bytes: scratch stays small."""
     run_on(

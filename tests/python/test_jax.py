@@ -235,9 +235,12 @@ def test_gradients(first_device, case):
     right = jax.value_and_grad(partial(loss, jax.nn.dot_product_attention), arrays)(*given)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-    under_jit = jax.jit(jax.value_and_grad(mine, arrays))(*given)
-    for one, other in zip(jax.tree.leaves(under_jit), jax.tree.leaves(got), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for again in (
+        jax.jit(jax.value_and_grad(mine, arrays)),
+        jax.value_and_grad(jax.jit(mine), arrays),
+    ):
+        for one, other in zip(jax.tree.leaves(again(*given)), jax.tree.leaves(got), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_gradients_of_the_residual(first_device):
@@ -284,6 +287,33 @@ def test_vmap_of_gradients(first_device):
         alone = jax.grad(loss, (0, 1, 2))(queries[n], QKV[1], biases[n])
         for one, other in zip(got, alone, strict=True):
             np.testing.assert_allclose(one[n], other, rtol=1e-5, atol=1e-5)
+
+
+def test_transformations_between(first_device):
+    """Layers of a loop, each computed anew; vmap over what is differentiated alone."""
+    ours = partial(clattn.jax.dot_product_attention, device=first_device, is_causal=True)
+    _, key, value = (jnp.asarray(array) for array in QKV)
+
+    def layers(attend, query):
+        @jax.checkpoint
+        def layer(x, _):
+            return x + attend(x, key, value, **LENGTHS), None
+
+        return jax.lax.scan(layer, query, None, length=3)[0].sum()
+
+    def jacobian(attend, query):
+        return jax.jacrev(lambda x: attend(x, key[:1, :2], value[:1, :2]))(query[:1, :2])
+
+    def of_queries(attend, query):
+        mapped = jax.vmap(jax.jit(attend), (0, None, None))
+        return jax.grad(lambda x: (mapped(jnp.stack([x, -x]), key, value) ** 2).sum())(query)
+
+    theirs = partial(jax.nn.dot_product_attention, is_causal=True)
+    for transformed in (jax.grad(layers, 1), jacobian, of_queries):
+        right = partial(transformed, theirs)(QKV[0])
+        for wrap in (lambda function: function, jax.jit):
+            got = wrap(partial(transformed, ours))(QKV[0])
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=3e-5)
 
 
 def test_other_derivatives_are_refused():
@@ -393,7 +423,7 @@ def test_one_thread_of_jax():
         q = np.ones((1, 500, 8, 64), np.float32)
         loss = lambda q: (clattn.jax.dot_product_attention(q, q, q) ** 2).sum()
         gradients = jax.jit(jax.value_and_grad(loss))
-        for _ in range(20):
+        for _ in range(100):
             gradients(q)[0].block_until_ready()
     """
     run_python(code)

@@ -46,12 +46,13 @@ def test_gradcheck(options):
     def both(q, k, v, mask, sinks):
         return attend(q, k, v, mask, sinks=sinks, return_lse=True, **{"is_causal": True} | options)
 
-    assert torch.autograd.gradcheck(both, (*qkv(), mask, sinks))
+    assert torch.autograd.gradcheck(both, (*qkv(), mask, sinks), check_batched_grad=True)
 
 
 def test_torchs_operator_checks():
-    """Schema, fake function and registration of gradients, with heads after rows."""
-    q, k, v = (draw(1, n, 2, 3, seed=n).detach().transpose(1, 2) for n in (4, 5, 6))
+    """Schema, fake function and registration of gradients, with heads after rows but of keys."""
+    q, v = (draw(1, n, 2, 3, seed=n).detach().transpose(1, 2) for n in (4, 6))
+    k = draw(1, 2, 5, 3, seed=5)
     q, v = q.requires_grad_(), v[:, :, :5].requires_grad_()
     options = clattn.torch.Options(causal="lower_right", left=2)
     args = (q, k, v, draw(4, 5), draw(2), None, None, *options)
@@ -77,6 +78,53 @@ def test_what_needs_gradients():
     assert not attend(**tensors).requires_grad
 
 
+def by_varlen(query, key, value):
+    packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    offsets = ([0, tensor.shape[2]] for tensor in (query, key))
+    output, lse = clattn.torch.varlen_attn(*packed, *offsets, return_lse=True)
+    return output.transpose(0, 1)[None], lse[None]
+
+
+def by_patch(*tensors):
+    with clattn.torch.sdpa():
+        return torch.nn.functional.scaled_dot_product_attention(*tensors), None
+
+
+def by_model(*tensors):
+    pytest.importorskip("transformers")
+    import clattn.transformers
+
+    return clattn.transformers.attend(None, *tensors, None)[0].transpose(1, 2), None
+
+
+DOORS = {
+    "torch's arguments": lambda *x: (clattn.torch.scaled_dot_product_attention(*x), None),
+    "a keyword": lambda *x: clattn.torch.scaled_dot_product_attention(*x, return_lse=True),
+    "patch": by_patch,
+    "flex": lambda *x: clattn.torch.flex_attention(*x, return_lse=True),
+    "varlen": by_varlen,
+    "a model": by_model,
+}
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+def test_every_door(door):
+    """It records one tensor alone. Its log-sum-exp is natural, with gradients and without."""
+    tensors = qkv(needs=False)
+    zeros = torch.zeros(1, 1, 2, 1, dtype=float64)
+    for tensor in tensors:
+        tensor.requires_grad_()
+        output, _ = door(*tensors)
+        assert output.requires_grad
+        output.square().sum().backward()
+        assert tensor.grad.abs().sum() > 0
+        tensor.requires_grad_(False)
+    for needs in (False, True):
+        _, lse = door(zeros, zeros.clone().requires_grad_(needs), zeros)
+        if lse is not None:
+            np.testing.assert_allclose(lse.detach().ravel(), np.log([2, 2]), rtol=1e-15)
+
+
 def test_layouts():
     """A slice of a longer tensor, a transposed one, and a gradient of stride 0."""
     q, whole, v = qkv(S=7)
@@ -93,6 +141,22 @@ def test_layouts():
     assert output.transpose(1, 2).is_contiguous()
     output.sum().backward()
     assert swapped.grad.is_contiguous()
+
+
+def test_heads_after_rows(first_device):
+    """Views of the same numbers; the device has a name."""
+    q, k, v = qkv(S=7)
+    right, right_lse = attend(q, k, v, is_causal=True, return_lse=True)
+    grads = torch.autograd.grad(right.square().sum() + right_lse.sum(), (q, k, v))
+    rows_first = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
+    output, lse = attend(
+        *rows_first, is_causal=True, return_lse=True, layout="BLHE", device=first_device
+    )
+    assert output.is_contiguous() and torch.equal(output.transpose(1, 2), right)
+    assert torch.equal(lse, right_lse)
+    (output.square().sum() + lse.sum()).backward()
+    for one, other in zip(rows_first, grads, strict=True):
+        assert one.grad.is_contiguous() and torch.equal(one.grad.transpose(1, 2), other)
 
 
 def test_the_lse_alone():
@@ -141,8 +205,8 @@ def test_transforms():
     q, k, v = qkv(needs=False)
     many = torch.stack([q, q + 1, q - 1])
 
-    def loss(query, key=k):
-        return attend(query, key, v).square().sum()
+    def loss(query, key=k, value=v):
+        return attend(query, key, value).square().sum()
 
     one = torch.func.grad(loss)(q)
     leaf = q.clone().requires_grad_()
@@ -152,10 +216,11 @@ def test_transforms():
     assert torch.equal(outputs[1], attend(many[1], k, v))
     both = torch.func.vmap(torch.func.grad(loss))(many)
     assert torch.equal(both[0], one)
-    assert torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(0, None))(many, k).shape == (
-        3,
-        *k.shape,
-    )
+    one_head = k[:, :1], v[:, :1]
+    of_key = torch.func.grad(lambda query, key: loss(query, key, one_head[1]), argnums=1)
+    by_entry = torch.func.vmap(of_key, in_dims=(0, None))(many, one_head[0])
+    assert by_entry.shape == (3, *one_head[0].shape)
+    assert torch.equal(by_entry[2], of_key(many[2], one_head[0]))
 
 
 @pytest.mark.parametrize("options", [
@@ -207,7 +272,8 @@ def test_patched_calls_that_drop():
     assert set(clattn.torch.call_counts() - before) == {"clattn"}
 
 
-def test_patched_calls_that_are_compiled():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_patched_calls_that_are_compiled(dynamic):
     q, k, v = qkv(float32)
     graphs = []
 
@@ -221,7 +287,7 @@ def test_patched_calls_that_are_compiled():
     with clattn.torch.sdpa():
         loss(q).backward()
         right, q.grad = q.grad, None
-        torch.compile(loss, fullgraph=True, backend=keep)(q).backward()
+        torch.compile(loss, fullgraph=True, dynamic=dynamic, backend=keep)(q).backward()
     assert torch.equal(q.grad, right)
     assert "clattn.attention" in graphs[0]
 
@@ -251,6 +317,48 @@ def test_exported():
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert called[0] is torch.ops.clattn.attention.default
     assert torch.equal(program.module()(*arrays), Module()(*arrays))
+
+
+def test_flex_in_modes_of_torch():
+    """A score_mod that computes its tensors anew; a checkpoint; autocast; torch's arguments."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k, v = qkv()
+    table, gain = draw(3, 2, 5, seed=5), draw(seed=6)
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * torch.exp(gain) + torch.tanh(table[1])[h, kv_idx] * gain + table[2][h, 0]
+
+    def by_mod(q, k, v):
+        return clattn.torch.flex_attention(q, k, v, mod)
+
+    scores = q @ k.mT / 3**0.5 * gain.exp() + table[1].tanh()[:, None] * gain
+    plain = (scores + table[2, :, :1, None]).softmax(-1) @ v
+    leaves, grad = (q, k, v, table, gain), draw(*plain.shape, seed=7, needs=False)
+    right = torch.autograd.grad(plain, leaves, grad)
+    for result in (
+        by_mod(q, k, v),
+        checkpoint(by_mod, q, k, v, use_reentrant=False),
+    ):
+        for one, other in zip(torch.autograd.grad(result, leaves, grad), right, strict=True):
+            torch.testing.assert_close(one, other)
+    checkpoint(by_mod, q, k, v, use_reentrant=True).backward(grad)  # whose first pass records none
+    for leaf, other in zip(leaves, right, strict=True):
+        torch.testing.assert_close(leaf.grad, other)
+    of_gain = torch.autograd.grad(by_mod(q, k, v), gain, grad)  # alone
+    torch.testing.assert_close(of_gain, right[-1:])
+
+    q, k, v = qkv(float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result, aux = clattn.torch.flex_attention(q, k, v, return_aux=AuxRequest(lse=True))
+    assert result.dtype is torch.bfloat16 and aux.lse.dtype is float32
+    (result.float().sum() + aux.lse.sum()).backward()
+    assert q.grad.dtype is v.grad.dtype is float32
+    with pytest.raises(NotImplementedError, match=r"no rules for torch\.func's transforms"):
+        torch.func.grad(lambda q: by_mod(q, k, v).sum())(q.detach())
+    many = torch.ones(2, *result.shape, dtype=float32)
+    with pytest.raises(NotImplementedError, match="nor for batched gradients"):
+        torch.autograd.grad(clattn.torch.flex_attention(q, k, v), q, many, is_grads_batched=True)
 
 
 def test_second_derivatives_are_refused():
@@ -293,6 +401,9 @@ def test_wrong_arguments():
         ({"attn_mask": [[True]]}, TypeError, "attn_mask must be a torch.Tensor, got list"),
         ({"sinks": draw(3)}, ValueError, r"sinks has shape \(3,\); expected \(2,\)"),
         ({"attn_mask": draw(3, 3)}, ValueError, r"attn_mask has shape \(3, 3\); expected"),
+        ({"layout": "BLEH"}, ValueError, 'layout is \'BLEH\'; expected "BHLE" or "BLHE"'),
+        ({"layout": "BLHE", "query": q[0, 0]}, ValueError, "query has shape .*three dimensions"),
+        ({"device": "nowhere"}, ValueError, "device 'nowhere' names no OpenCL device"),
     ]:
         with pytest.raises(kind, match=message):
             attend(**{"query": q, "key": k, "value": v} | options)

@@ -151,7 +151,7 @@ def test_gradcheck(count, options):
         output, lse = attend(*tensors, return_lse=True, **options)
         return output, lse.clamp(min=-50)  # -inf has no differences
 
-    assert torch.autograd.gradcheck(both, operands()[:count])
+    assert torch.autograd.gradcheck(both, operands()[:count], check_batched_grad=True)
 
 
 @pytest.mark.usefixtures("on_device")

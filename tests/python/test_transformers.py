@@ -28,6 +28,7 @@ from support.tiny_models import (
     plain,
     registered,  # noqa: F401
 )
+from support.variants import force
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -396,6 +397,34 @@ def test_training(first_device, family):
             torch.testing.assert_close(one, other, rtol=0, atol=most, msg=name)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     assert losses[1][-1] < losses[1][0]
+
+
+def losses_of(model, low=None):
+    """Of fifty steps, with attention in a half type if one is given."""
+    steps = torch.optim.SGD(model.train().parameters(), lr=0.05)
+    found = []
+    for _ in range(50):
+        steps.zero_grad()
+        with torch.autocast("cpu", low, enabled=low is not None):
+            loss = model(IDS, attention_mask=RIGHT.long(), labels=IDS.where(RIGHT, -100)).loss
+        loss.backward()
+        steps.step()
+        found.append(loss.item())
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "low"),
+    [("", None), pytest.param("mma", torch.bfloat16, marks=pytest.mark.full(slowest=True))],
+    ids=["chosen", "matrix units"],
+)
+def test_fifty_steps(device, monkeypatch, kernel, low):
+    """The losses err no more than four times as much as with "eager"."""
+    force(monkeypatch, kernel)
+    true = losses_of(make("Llama", "plain", torch.float64))
+    theirs, ours = (losses_of(make("Llama", name), low) for name in ("eager", "clattn"))
+    assert ours[-1] < ours[0] / 2
+    assert abs(ours - true).max() <= 4 * abs(theirs - true).max()
 
 
 def test_weights_have_no_gradients(first_device):

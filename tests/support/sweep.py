@@ -194,6 +194,17 @@ def other_operators(device, arrays, tensor):
     def flex(given, **options):
         return clattn.flex_attention(*given, score_mod, **options, return_lse=True, device=device)
 
+    def learn(given, table):
+        """The gradients of what the score_mod reads, too."""
+
+        def mod(s, b, h, i, j):
+            return s * 0.5 + clattn.lookup(table, h, (j - i) % 7)
+
+        q, k, v = given
+        gradients = clattn.flex_attention_backward(v, q, k, v, v, v[..., 0], mod,
+                                                   captured=[table], device=device)  # fmt: skip
+        return [*gradients[:3], *gradients.captured]
+
     def parts(q, k, v):
         """No list: CPython 3.11 loses one of which a copy finds no memory."""
         for keys in (slice(40), slice(40, None)):
@@ -211,6 +222,8 @@ def other_operators(device, arrays, tensor):
         "create_block_mask": lambda: [blocks().to_dense()],
         "flex_attention, arrays": lambda: flex(arrays, mask_mod=mask_mod),
         "flex_attention, blocks, Tensors": lambda: flex(tensors, block_mask=mask),
+        "flex_attention_backward, arrays": lambda: learn(arrays, table),
+        "flex_attention_backward, Tensors": lambda: learn(tensors, clattn.tensor(table, device)),
         "merge_attention": lambda: merged(arrays),
         "merge_attention, Tensors": lambda: merged(tensors),
         "sinks and weights": lambda: attend(*arrays, sinks=sinks, return_weights=True,

@@ -110,6 +110,11 @@ RIGHT = {
         "query": Q, "key": Q, "value": Q, "score_mod": None, "block_mask": None, "scale": 0.5,
         "enable_gqa": False, "mask_mod": None, "return_lse": True, "softcap": 0.0, "sinks": None,
         "query_offset": 0, "out": None},
+    clattn.flex_attention_backward: {
+        "grad_output": Q, "query": Q, "key": Q, "value": Q, "output": Q, "lse": Q[..., 0],
+        "score_mod": None, "block_mask": None, "scale": 0.5, "enable_gqa": False, "mask_mod": None,
+        "grad_lse": Q[..., 1], "needs": ("query", "key", "value", "sinks"), "captured": (),
+        "softcap": 0.0, "sinks": np.ones(2), "query_offset": 2},
     clattn.varlen_attn: {
         "query": PACKED, "key": PACKED, "value": PACKED, "cu_seq_q": [0, 2, 5],
         "cu_seq_k": [0, 1, 5], "max_q": 3, "max_k": 4, "scale": 0.5, "window_size": (1, -1),
@@ -283,6 +288,15 @@ def judge_flex(answer, *, query, key, value, score_mod, block_mask, mask_mod, si
     judge_parts(answer, {"result": result} | ({"lse": lse} if return_lse else {}))
 
 
+def judge_flex_backward(answer, *, score_mod, block_mask, mask_mod, captured, **arguments):
+    assert block_mask is None and answer.captured == ()
+    if score_mod is None and mask_mod is None:
+        by_query, by_key, by_value, _, by_sinks = answer
+        judge_backward((by_query, by_key, by_value, None, by_sinks), attn_mask=None, dropout_p=0,
+                       seed=None, is_causal=False, window=None, out=None, layout="BHLE",
+                       **arguments)  # fmt: skip
+
+
 UNUSED = ("seqused_k", "block_table", "score_mod", "mask_mod", "key_scale", "value_scale")
 
 
@@ -413,7 +427,7 @@ def judge_change(answer, *, n, indices):
 
 JUDGES = dict(zip(RIGHT, (
     judge_attention, judge_backward, judge_onnx, judge_scatter, judge_openvino, judge_directml,
-    judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_varlen, judge_tensor,
-    judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_paged,
+    judge_matrix, judge_matrix1, judge_triangle, judge_flex, judge_flex_backward, judge_varlen,
+    judge_tensor, judge_merged, judge_blocks, judge_cache, judge_append, judge_pages, judge_paged,
     judge_pages_attended, judge_codes, judge_numbers,
     judge_attend, judge_change, judge_attend_codes), strict=True))  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 
 from clattn import attention, gradients
 
@@ -326,7 +326,12 @@ def define(
         needs = list(ctx.needs_input_grad[:floats])
         if grad_output is None:  # a loss of the log-sum-exp alone
             grad_output = torch.zeros((), dtype=output.dtype).expand(output.shape)
-        found = call_backward(grad_output, grad_lse, output, lse, needs, *operands, *ctx.options)
+        call = call_backward
+        if any([g is not None and is_legacy_batchedtensor(g) for g in (grad_output, grad_lse)]):
+            call = (
+                backward_op  # torch.autograd.grad(is_grads_batched=True): torch calls it for each
+            )
+        found = call(grad_output, grad_lse, output, lse, needs, *operands, *ctx.options)
         given = [one if needed else None for one, needed in zip(found, needs, strict=True)]
         return (*given, *[None] * (count - floats + len(ctx.options)))
 

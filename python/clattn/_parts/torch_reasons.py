@@ -140,9 +140,8 @@ def _has_fast_kernels(number: int) -> bool:
 
 def _differentiates_fast(given: Sequence[torch.Tensor], device: Device | None) -> bool:
     """Whether clattn's backward pass is one of its fast kernels."""
-    query, _, value = given[:3]
-    sizes = max(query.shape[-1:] + value.shape[-1:], default=0)
-    return sizes <= _FAST_SIZE and _has_fast_kernels(device_number(device))
+    wide = any([given[n].dim() > 0 and given[n].shape[-1] > _FAST_SIZE for n in (0, 2)])
+    return not wide and _has_fast_kernels(device_number(device))
 
 
 def is_strange(tensor: torch.Tensor) -> bool:

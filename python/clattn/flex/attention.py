@@ -34,7 +34,13 @@ if TYPE_CHECKING:
         kernel_options: dict[str, Any] | None
 
 
-__all__ = ["attend_with_mods", "flex_attention", "read_block_mask"]
+__all__ = [
+    "attend_with_mods",
+    "flex_attention",
+    "give_aux",
+    "read_block_mask",
+    "read_torchs_arguments",
+]
 
 
 @overload
@@ -222,10 +228,7 @@ def flex_attention(
             "query is a nested tensor; expected one of equal lengths: clattn.varlen_attn takes "
             "packed sequences with mods"
         )
-    if kernel_options is not None:
-        _warn_of_kernel_options()
-    if return_aux is not None:
-        _check_request(return_aux, return_lse)
+    returns_lse = read_torchs_arguments(return_lse, kernel_options, return_aux)
     block_mask, mask_mod, blocks = read_block_mask(block_mask, mask_mod, query, device)
     mods = None
     if score_mod is not None or mask_mod is not None:
@@ -240,17 +243,14 @@ def flex_attention(
         blocks=blocks,
         scale=scale,
         enable_gqa=enable_gqa,
-        return_lse=return_lse if return_aux is None else bool(return_aux.lse),
+        return_lse=returns_lse,
         softcap=softcap,
         sinks=sinks,
         query_offset=offsets(query_offset),
         out=out,
         device=device,
     )
-    if return_aux is None:
-        return result
-    output, lse = result if return_aux.lse else (result, None)
-    return output, _output_for(return_aux)(lse)
+    return result if return_aux is None else give_aux(result, return_aux)
 
 
 def read_block_mask(
@@ -291,6 +291,22 @@ class AuxOutput(NamedTuple):
 
     lse: Any = None
     max_scores: None = None
+
+
+def read_torchs_arguments(return_lse: bool, kernel_options: Any, return_aux: Any) -> bool:
+    """Check torch's arguments; return whether the log-sum-exp is asked for."""
+    if kernel_options is not None:
+        _warn_of_kernel_options()
+    if return_aux is None:
+        return return_lse
+    _check_request(return_aux, return_lse)
+    return bool(return_aux.lse)
+
+
+def give_aux(result: Any, return_aux: Any) -> tuple[Any, Any]:
+    """Return a result, output or (output, lse), in the form that a request has."""
+    output, lse = result if return_aux.lse else (result, None)
+    return output, _output_for(return_aux)(lse)
 
 
 def _output_for(request: Any) -> Callable[..., Any]:

@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import Array, DeviceLike
     from clattn.flex.blocks import BlockMask
 
-__all__ = ["FlexGradients", "flex_attention_backward"]
+__all__ = ["FlexGradients", "ReadInOrder", "flex_attention_backward"]
 
 _NAMES = ("query", "key", "value", "sinks")
 _DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
 _FLOATS = [name for name, type_ in DTYPES.items() if type_ == REAL]
 _MOST_CAPTURED = 16  # CA_PY_CAPTURED of csrc/python/backward.c
+
+
+class ReadInOrder(tuple[Any, ...]):
+    """Captured tensors of torch, in the order in which the score_mod reads them.
+
+    The score_mod may compute them anew in each call: ``torch.exp(slopes)[h]``.
+    """
 
 
 class FlexGradients(NamedTuple):
@@ -152,7 +159,8 @@ def flex_attention_backward(
     mods = None
     apart: tuple[int, ...] = ()
     if score_mod is not None or mask_mod is not None or arrays:
-        mask, mods, apart = trace_backward(score_mod, mask_mod, query, arrays)
+        in_order = isinstance(captured, ReadInOrder)
+        mask, mods, apart = trace_backward(score_mod, mask_mod, query, arrays, in_order)
         if block_mask is not None:
             block_mask.check_unchanged(mask)
     positions = offsets(query_offset)

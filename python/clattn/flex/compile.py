@@ -139,6 +139,7 @@ def trace_backward(
     mask_mod: Callable[..., Any] | None,
     like: Any,
     captured: tuple[Any, ...],
+    in_order: bool = False,
 ) -> tuple[Mods, Mods, tuple[int, ...]]:
     """Call the functions once; return the mask_mod alone, and both with the score's derivatives.
 
@@ -148,6 +149,9 @@ def trace_backward(
         As for `trace_mods`.
     captured : tuple of arrays
         Those whose gradients are asked for.
+    in_order : bool
+        They are all tensors that require gradients, in the order in which the score_mod reads them,
+        which may have computed them anew.
 
     Returns
     -------
@@ -165,6 +169,7 @@ def trace_backward(
         As `trace_mods`; the score_mod has no derivative, or does not read a captured array.
     """
     graph = Graph(like, captured)
+    graph.in_order = in_order
     try:
         arguments = tuple(map(Symbol, graph.parameters()))
         score = mask = slopes = None

@@ -109,6 +109,9 @@ class Graph:
         The query, whose library and precision the dtypes of symbols have.
     captured : tuple of arrays
         Those whose gradients are asked for.
+    in_order : bool
+        Those are all tensors that require gradients, in the order in which the score_mod reads
+        them. It may compute them anew in each call.
     read : set of int
         The places, among these, of those that the score_mod has read.
     captured_numbers : list of pairs
@@ -126,6 +129,7 @@ class Graph:
         "captured",
         "captured_numbers",
         "closed",
+        "in_order",
         "learnable",
         "like",
         "lists",
@@ -143,6 +147,7 @@ class Graph:
         self.like = like
         self.captured = captured
         self.read: set[int] = set()
+        self.in_order = False
         self.learnable: list[Any] | None = None
         self.captured_numbers: list[tuple[int, Node]] = []
         self.specials: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -287,12 +292,18 @@ class Graph:
 
     def note_read(self, array: Any) -> int | None:
         """Note that an array is read; return its place among those with gradients, or None."""
-        for which, one in enumerate(self.captured):
-            if one is array:
-                if self.role == "score_mod":
-                    self.read.add(which)
-                return which
-        return None
+        which = next((n for n, one in enumerate(self.captured) if one is array), None)
+        scores = self.role == "score_mod"
+        if which is None and self.in_order and scores and requires_gradients(array):
+            which = len(self.read)
+            if which == len(self.captured):
+                raise ValueError(
+                    self.message("it reads more tensors that require gradients than before")
+                )
+            self.captured = (*self.captured[:which], array, *self.captured[which + 1 :])
+        if which is not None and scores:
+            self.read.add(which)
+        return which
 
     # ---- tables ----
 
@@ -396,6 +407,8 @@ class Graph:
 
     def _check_gradients(self, array: Any) -> None:
         if not requires_gradients(array) or self.note_read(array) is not None:
+            return
+        if self.in_order:  # a mask_mod reads it
             return
         if self.learnable is not None:
             self.learnable.append(array)
