@@ -152,6 +152,30 @@ def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
     """)
 
 
+def test_a_device_that_launches_nothing_any_more(run_with_faults):
+    """Each call ends with the error, once every kernel has been tried. The next one is right."""
+    run_with_faults("""
+        import warnings
+        warnings.simplefilter("ignore")
+        packed = rng.standard_normal((9, 2, 16)).astype("f4")
+        out, lse = attend(q, k, v, return_lse=True, device=device)
+        backward = clattn.scaled_dot_product_attention_backward
+        calls = (
+            lambda: clattn.varlen_attn(*[packed] * 3, [0, 4, 9], [0, 4, 9], device=device),
+            lambda: attend(q, k, v, device=device),
+            lambda: backward(out, q, k, v, out, lse, device=device)[:3],
+        )
+        for call in calls:
+            before = call()
+            faults.faults_refuse_each(1000, LOST)
+            refusal(call, "CL_OUT_OF_RESOURCES", device.name)
+            assert faults.faults_to_come() == 1, "kernels were launched again and again"
+            faults.faults_refuse_each(0, 0)
+            for one, other in zip(call(), before, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-5)
+    """)
+
+
 @pytest.mark.cpus
 def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
     """Another one takes its place, with one warning. One that is forced raises.
