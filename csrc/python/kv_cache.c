@@ -211,12 +211,12 @@ make_room(ca_py_call *call, ca_cache *cache)
 }
 
 /* Reorders the sequences, during a change. `before` has room for B lengths. Only the copying to the room may be
-   stopped: that from there changes the cache. */
+   stopped: that from there changes the cache. If the device fails in the midst of it, nobody knows which rows have
+   moved. */
 static ca_status
 reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indices,
                   const ca_cache *room, int64_t *before, ca_error *error)
 {
-    ca_status status;
     const int64_t rows = ca_cache_capacity(room);
     const int64_t count = ca_cache_reorder_moves(&self->cache, indices, rows, NULL);
     int64_t *moves = make_numbers(4 * count, error);
@@ -229,16 +229,21 @@ reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indi
     }
     ca_py_work work;
     ca_py_work_begin(&work, call->state, error);
-    status = ca_py_cache_move(&self->cache, room, call, moves, count, error);
-    if (status == CA_OK) {
+    ca_status status = ca_py_cache_move(&self->cache, room, call, moves, count, error);
+    const bool changes = status == CA_OK;
+    if (changes) {
         error->stops = NULL;
         status = ca_py_cache_move(room, &self->cache, call, moves + 2 * count, count, error);
     }
     ca_py_work_end(&work);
     PyMem_RawFree(moves);
-    if (status == CA_OK) {
+    if (changes) {
         ca_mutex_lock(&self->lock.guard);
-        ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
+        if (status == CA_OK) {
+            ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
+        } else {
+            ca_cache_reorder_failed(&self->cache, indices, self->lengths);
+        }
         ca_mutex_unlock(&self->lock.guard);
     }
     return status;

@@ -276,3 +276,31 @@ def test_a_kernel_of_two(device, run_with_faults):
         """,
         **forced(decode_for(device)),
     )
+
+
+def test_a_reorder_that_fails_half_way(run_with_faults):
+    """The cache is as before, or the sequences that were to move are empty."""
+    run_with_faults("""
+        k, v = (a[[0, 1, 0]][:, :, :40] for a in (k, v))
+        for dtype in ("float32", "int4"):
+            cache, kernels = clattn.KVCache(3, 8, 64, 64, dtype=dtype, device=device), 0
+            cache.append(k, v, [40, 30, 20])
+            whole = [np.array(cache.key), np.array(cache.value)]
+            before = faults.faults_kernels()
+            cache.reorder([0, 2, 1])
+            kernels = faults.faults_kernels() - before
+            for n in range(1, kernels + 1):
+                cache.reset()
+                cache.append(k, v, [40, 30, 20])
+                faults.faults_refuse(n, -36)
+                refusal(lambda: cache.reorder([0, 2, 1]), "CL_INVALID_COMMAND_QUEUE", "pages_copy")
+                copied = n > kernels / 2
+                assert cache.lengths.tolist() == ([40, 0, 0] if copied else [40, 30, 20]), n
+                for rows, right in zip((cache.key, cache.value), whole, strict=True):
+                    for b, length in enumerate(cache.lengths):
+                        same_bits(rows[b, :, :length].numpy(), right[b, :, :length])
+            cache.reset()
+            cache.append(k, v, [40, 30, 20])
+            cache.reorder([0, 2, 1])
+            assert cache.lengths.tolist() == [40, 20, 30]
+    """)
