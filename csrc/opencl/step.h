@@ -36,6 +36,7 @@ typedef struct {
     ca_step steps[CA_MAX_STEPS];
     int nsteps;
     bool last_if_left;   /* the last step runs only if the launch is left pending */
+    bool adds;           /* a step adds to what stands in a result: twice would be wrong */
     bool small;          /* microseconds of work: waking other threads would take as long */
     const char *call;    /* the function that asks for it, for messages */
     const char *sizes;   /* of its arguments, for a message; NULL: none */

@@ -304,3 +304,40 @@ def test_a_reorder_that_fails_half_way(run_with_faults):
             cache.reorder([0, 2, 1])
             assert cache.lengths.tolist() == [40, 20, 30]
     """)
+
+
+def test_gradients_that_several_launches_add_up(run_with_faults):
+    """Where keys broadcast along one of many dimensions, nothing is added twice after a failure.
+
+    A launch that lacks memory runs once more, and another kernel takes the place of one that the
+    driver refuses.
+    """
+    run_with_faults("""
+        import warnings
+        warnings.simplefilter("ignore")
+        shape = (3, 2, 3, 2, 3)
+        query, grad = (rng.standard_normal((*shape, 8, 16)).astype("f4") for _ in range(2))
+        key, value = (rng.standard_normal((3, 1, 3, 1, 3, 8, 16)).astype("f4") for _ in range(2))
+        mask = rng.standard_normal((3, 1, 3, 1, 3, 8, 8)).astype("f4")
+        sinks = rng.standard_normal(3).astype("f4")
+        output, lse = attend(query, key, value, mask, sinks=sinks, return_lse=True, device=device)
+        names = clattn.AttentionGradients._fields
+        def gradients():
+            return clattn.scaled_dot_product_attention_backward(
+                grad, query, key, value, output, lse, mask, sinks=sinks, needs=names, device=device)
+        wanted, outcomes = gradients(), set()
+        for code in (OUT_OF_MEMORY, LOST):
+            before = faults.faults_kernels()
+            gradients()
+            for n in range(1, 1 + faults.faults_kernels() - before):
+                faults.faults_refuse(n, code)
+                try:
+                    got = gradients()
+                except (clattn.DeviceError, MemoryError) as error:
+                    outcomes.add(type(error))
+                    continue
+                outcomes.add("right")
+                for name, one, right in zip(names, got, wanted, strict=True):
+                    np.testing.assert_allclose(one, right, atol=1e-4, err_msg=f"{name}, {n}")
+        assert outcomes == {"right", clattn.DeviceError, MemoryError}
+    """)
