@@ -300,6 +300,8 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, 
             ca_py_swap_heads(&written[n]);
         }
     }
+    const ca_tensor sinks = written[CA_GRADIENT_SINKS];
+    ca_py_flatten_sinks(&sinks, &written[CA_GRADIENT_SINKS]);
     ca_torch_backward_views(sdpa, &backward->arrays, written, &attention, views);
     /* A problem without gradients is a forward pass, which would write to the caller's output. */
     if (any_needed(backward) && ca_py_call_attention(call, &attention, views) < 0) {

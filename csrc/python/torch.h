@@ -43,6 +43,9 @@ int ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_py_dtypes keys,
 ca_status ca_py_sdpa_check(ca_torch_sdpa *sdpa, bool rows_first, bool advises, int *ndim,
                            int64_t shape[CA_MAX_DIMS], ca_error *error);
 
+/* View sinks, or their gradient, without dimensions of size 1, as (Hq,). */
+void ca_py_flatten_sinks(const ca_tensor *sinks, ca_tensor *flat);
+
 /* View (…, L, H, E) as (…, H, L, E), or the other way round. */
 void ca_py_swap_heads(ca_tensor *tensor);
 
