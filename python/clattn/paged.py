@@ -345,7 +345,7 @@ class PagedKVCache(Cache):
                 out=out,
                 return_lse=return_lse,
                 cu_seq_q=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
-                seqused_k=lengths.astype(np.int64),
+                seqused_k=lengths,
                 block_table=table.astype(np.int64),
                 heads_first=True,
                 key_scale=self.key_scale,
@@ -455,6 +455,7 @@ class PagedKVCache(Cache):
         """
         sequence = self._check(sequence, "sequence")
         with self._guard:
+            self._pages.settle()
             self._pages.check(sequence, "sequence")
             return int(self._pages.table([sequence])[1][0])
 

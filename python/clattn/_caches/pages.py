@@ -99,13 +99,13 @@ class Pages:
             raise ValueError(f"{name} is closed; expected an open sequence")
 
     def table(self, sequences: Sequence[PagedSequence]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pages of open sequences, int32 (n, most), -1 behind them; int32 lengths."""
+        """Return the pages of open sequences, int32 (n, most), -1 behind them; int64 lengths."""
         held = [sequence.held or (_NO_PAGES, 0) for sequence in sequences]
         most = max((len(pages) for pages, _ in held), default=0)
         table = np.full((len(held), most), -1, np.int32)
         for row, (pages, _) in zip(table, held, strict=True):
             row[: len(pages)] = pages
-        return table, np.array([length for _, length in held], np.int32)
+        return table, np.array([length for _, length in held], np.int64)
 
 
 class Draft:
