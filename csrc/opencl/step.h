@@ -15,8 +15,8 @@
 
 #define CA_MAX_STEPS 8
 
-/* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step with work may run in pieces: its params begin
-   with an int64, the first work-group of a piece, which is 0 here. */
+/* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step
+   with work may run in pieces: its params begin with an int64, the first work-group of a piece, which is 0 here. */
 typedef struct {
     ca_kernel *kernel;
     const void *params;

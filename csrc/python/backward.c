@@ -101,8 +101,8 @@ parse_needs(PyObject *const *args, const ca_torch_sdpa *sdpa, ca_py_call *call,
                                        &likes[CA_GRADIENT_SINKS]);
 }
 
-/* Reads `captured`: None, or a tuple of (array, dtype, shape, apart) that flex/backward.py makes. Each is the array that
-   the text of mods gives this number. */
+/* Reads `captured`: None, or a tuple of (array, dtype, shape, apart) that flex/backward.py makes. Array n of the tuple is
+   captured array n in the text of the mods. */
 static int
 parse_captured(PyObject *const *args, ca_py_call *call, captured_arrays *captured)
 {

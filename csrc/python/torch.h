@@ -33,8 +33,9 @@
     ROW(MODS, "mods=None")                                                                         \
     ROW(BLOCK_MASK, "block_mask=None")
 
-/* Reads these arguments, but for `out` and `device`. Key and value have the dtypes `keys`. The call has begun, and `sdpa` is initialised. The caller
-   frees the mods in any case, whose `numbers` start as NULL. Returns -1 with an exception. */
+/* Reads these arguments, but for `out` and `device`. Key and value have the dtypes `keys`. The call has begun, and `sdpa`
+   is initialised. The caller frees the mods in any case, whose `numbers` start as NULL. Returns -1 with an
+   exception. */
 int ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_py_dtypes keys,
                      ca_torch_sdpa *sdpa, ca_mods *mods, bool *rows_first);
 
