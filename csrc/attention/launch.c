@@ -518,12 +518,11 @@ ca_attention_launch_all(ca_device *device, const ca_launched *steps, int count,
     CA_TRY(begin(device, &m, &steps[0].attention, NULL, error));
     write_sizes(&steps[0].attention, sizes, sizeof sizes);
     m.launch.sizes = sizes;
-    bool adds = false;
     for (int n = 0; n < count; n++) {
-        adds = adds || steps[n].adds;
+        m.launch.adds = m.launch.adds || steps[n].adds;
         CA_TRY(add_launched(device, &m, &steps[n], limits, error));
     }
-    for (int n = 0; adds && n < m.launch.nspans; n++) {
+    for (int n = 0; m.launch.adds && n < m.launch.nspans; n++) {
         if (m.spans[n].access == CA_ACCESS_WRITE) {
             m.spans[n].access = CA_ACCESS_UPDATE;
         }

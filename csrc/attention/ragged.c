@@ -576,8 +576,10 @@ ca_attention_run_ragged(ca_device *device, const ca_forced *forced, const ca_att
     for (bool again = true; again;) {
         int failed = -1;
         status = launch_variants(&r, &now, &failed, error);
-        bool wrong =
-            status == CA_ERROR_KERNEL && forced->kernel == NULL && failed != CA_INDEX_reference;
+        /* Where the reference computes a sequence, the launch is its own. Nothing takes its place. */
+        bool by_reference = r.kinds[CA_INDEX_reference].sequences > 0;
+        bool is_last = failed >= 0 ? failed == CA_INDEX_reference : by_reference;
+        bool wrong = status == CA_ERROR_KERNEL && forced->kernel == NULL && !is_last;
         again = wrong || (status == CA_OK && failed >= 0);
         if (wrong && failed >= 0) {
             ca_device_leave_out(device, &r.kinds[failed].plan.spec, error->message);

@@ -161,7 +161,7 @@ start_trial(trial *t, ca_device *device, const ca_attention *attention, ca_error
     *small = (ca_attention){.batch = {1, 1, size.heads}, .L = L, .S = S, .T = S, .E = E, .Ev = Ev};
     ca_attention_init(small, absent);
     small->above = S - L;
-    small->scale = 4 / sqrt((double)E);
+    small->scale = E > 0 ? 4 / sqrt((double)E) : 1; /* without columns all scores are 0 */
     small->in_float64 = attention->in_float64;
     small->call = "the trial of a kernel";
     for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {

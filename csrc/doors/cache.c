@@ -248,6 +248,15 @@ ca_cache_reorder_done(ca_cache *cache, const int64_t *indices, const int64_t *be
     ca_cache_set_lengths(cache, lengths);
 }
 
+void
+ca_cache_reorder_failed(ca_cache *cache, const int64_t *indices, int64_t *lengths)
+{
+    for (int64_t b = 0; b < ca_cache_batch(cache); b++) {
+        lengths[b] = indices[b] == b ? ca_cache_length(cache, b) : 0;
+    }
+    ca_cache_set_lengths(cache, lengths);
+}
+
 int64_t
 ca_cache_reorder_moves(const ca_cache *cache, const int64_t *indices, int64_t room, int64_t *moves)
 {

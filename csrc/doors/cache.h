@@ -81,11 +81,13 @@ ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
 /* Make sequence b what sequence indices[b] was. The caller copies the rows between check and `done`. `done` reads
-   the B old lengths from `before` and writes the new ones to `lengths`, which is other memory. */
+   the B old lengths from `before` and writes the new ones to `lengths`, which is other memory. Where the copying
+   has failed, `failed` lets the sequences forget their positions whose rows may be others' now. */
 ca_status ca_cache_reorder_check(const ca_cache *cache, const int64_t *indices, int64_t count,
                                  ca_error *error);
 void ca_cache_reorder_done(ca_cache *cache, const int64_t *indices, const int64_t *before,
                            int64_t *lengths);
+void ca_cache_reorder_failed(ca_cache *cache, const int64_t *indices, int64_t *lengths);
 
 /* Write the moves of a reorder, for ca_rows_copy. Rows first move to spare pages of `room` rows each, then from
    there to their sequences; `moves` gets the moves to the spare pages, then those from them. Sequences that keep

@@ -263,14 +263,15 @@ check_mods(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *
 {
     ca_status status = CA_OK;
     int64_t L = shape[ndim - 2];
+    int64_t S = /* a sequence may have more keys than its first page, and fewer than all */
+        call->sequences != NULL ? call->sequences->most_keys : ca_tensor_size(&call->key, 2);
     int64_t first;
     int64_t last;
-    if (L > HIGHEST_POSITION || ca_tensor_size(&call->key, 2) > HIGHEST_POSITION) {
+    if (L > HIGHEST_POSITION || S > HIGHEST_POSITION) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "query has %lld rows and key has %lld; expected at most %d with "
                             "score_mod, mask_mod or block_mask",
-                            (long long)L, (long long)ca_tensor_size(&call->key, 2),
-                            HIGHEST_POSITION));
+                            (long long)L, (long long)S, HIGHEST_POSITION));
     }
     CA_TRY(check_arrays_of_mods(call, error));
     CA_TRY(check_positions(call, L, &first, &last, error));

@@ -164,12 +164,16 @@ done:
     return status;
 }
 
+/* Keys of a sequence, at most: a page may be there often, so there may be more of them than memory holds. The sum of
+   their number, a number of rows and a bound of a window fits 64 bits. */
+#define MOST_KEYS (INT64_MAX / 4)
+
 /* Returns how many keys the pages of a row of block_table hold. */
 static int64_t
 room_of(const ca_varlen *varlen, int64_t page_size)
 {
     int64_t most = varlen->block_table.shape[1];
-    return most > 0 && page_size > INT64_MAX / most ? INT64_MAX : most * page_size;
+    return most > 0 && page_size > MOST_KEYS / most ? MOST_KEYS : most * page_size;
 }
 
 /* Find the number of keys of each sequence. */
@@ -181,6 +185,7 @@ find_lengths(const ca_varlen *varlen, int64_t page_size, int64_t *lengths, ca_er
     const int64_t *used = numbers_of(&varlen->seqused_k);
     for (int64_t b = 0; b + 1 < varlen->cu_seq_q.shape[0]; b++) {
         int64_t there = paged ? room_of(varlen, page_size) : offsets[b + 1] - offsets[b];
+        there = there < MOST_KEYS ? there : MOST_KEYS;
         lengths[b] = used != NULL ? used[b] : offsets[b + 1] - offsets[b];
         if (lengths[b] < 0 || lengths[b] > there) {
             return ca_error_set(error, CA_ERROR_VALUE,

@@ -447,9 +447,9 @@ launch_here(ca_device *device, const ca_launch *launch, const ca_binding *bindin
 }
 
 /* Run the launch in the way that suits it. A launch that is left pending copies host memory
-   first. */
+   first. *begun becomes true before a kernel runs. */
 static ca_status
-launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
+launch_once(ca_device *device, const ca_launch *launch, bool *begun, ca_error *error)
 {
     ca_binding bindings[CA_MAX_SPANS];
     ca_launch shorter;
@@ -473,6 +473,7 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
     if (!here && !leave) {
         CA_TRY(ca_pending_settle(device, error));
     }
+    *begun = true;
     status = here             ? launch_here(device, launch, bindings, error)
              : leave          ? launch_and_leave(device, launch, bindings, error)
              : chosen.is_long ? launch_in_pieces(device, launch, bindings, error)
@@ -498,13 +499,15 @@ ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error)
     if (status == CA_OK) {
         status = ca_launch_check(device, launch, error);
     }
+    bool begun = false;
     if (status == CA_OK) {
-        status = launch_once(device, launch, error);
+        status = launch_once(device, launch, &begun, error);
     }
-    if (status == CA_ERROR_MEMORY) { /* some drivers allocate as late as here */
+    const bool once = begun && launch->adds;
+    if (status == CA_ERROR_MEMORY && !once) { /* some drivers allocate as late as here */
         ca_error_clear(error);
         ca_pool_empty(device);
-        status = launch_once(device, launch, error);
+        status = launch_once(device, launch, &begun, error);
     }
-    return status;
+    return status == CA_ERROR_KERNEL && once ? CA_ERROR_DEVICE : status;
 }

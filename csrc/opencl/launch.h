@@ -26,6 +26,9 @@ bool ca_launch_is_left(ca_device *device, const ca_launch *launch);
    the same results. In between the caller may stop the launch (ca_error.stops); then the results
    are undefined. A launch that turns out to take too long ends as ca_launch_check says.
 
+   If memory lacks, the launch runs once more. One that adds to its results does not, once a kernel may have run; an
+   error of a kernel then is CA_ERROR_DEVICE, as no other kernel may take its place.
+
    Thread-safe: only arguments and enqueueing are under the device's lock. After an error nothing of
    the launch is bound or under way. */
 ca_status ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error);

@@ -32,7 +32,7 @@
 #include "opencl/pending.h" /* CA_LONG_SECONDS */
 #include "opencl/step.h"
 
-/* Returns the expected seconds of all steps of a launch take. */
+/* Returns how many seconds all steps of a launch are expected to take. */
 double ca_pace_seconds(const ca_device *device, const ca_launch *launch);
 
 /* CA_ERROR_SETTING if the launch takes longer than the device's `longest`. A kernel that was never

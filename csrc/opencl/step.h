@@ -15,8 +15,8 @@
 
 #define CA_MAX_STEPS 8
 
-/* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step with work may run in pieces: its params begin
-   with an int64, the first work-group of a piece, which is 0 here. */
+/* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step
+   with work may run in pieces: its params begin with an int64, the first work-group of a piece, which is 0 here. */
 typedef struct {
     ca_kernel *kernel;
     const void *params;
@@ -37,6 +37,7 @@ typedef struct {
     ca_step steps[CA_MAX_STEPS];
     int nsteps;
     bool last_if_left;   /* the last step runs only if the launch is left pending */
+    bool adds;           /* a step adds to what stands in a result: twice would be wrong */
     bool small;          /* microseconds of work: waking other threads would take as long */
     const char *call;    /* the function that asks for it, for messages */
     const char *sizes;   /* of its arguments, for a message; NULL: none */

@@ -175,7 +175,7 @@ set_width(rows_plan *plan, const void *memory, int64_t width)
     ca_kernel_define(&plan->spec, "WIDTH", wide ? WIDEST : width);
 }
 
-/* Let another process write such rows first, if the driver is not known. */
+/* Lets another process run the kernel first, if the driver is not known: the kernel may end that process. */
 static ca_status
 try_apart(ca_device *device, const rows_plan *plan, ca_error *error)
 {

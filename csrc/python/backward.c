@@ -101,8 +101,8 @@ parse_needs(PyObject *const *args, const ca_torch_sdpa *sdpa, ca_py_call *call,
                                        &likes[CA_GRADIENT_SINKS]);
 }
 
-/* Reads `captured`: None, or a tuple of (array, dtype, shape, apart) that flex/backward.py makes. Each is the array that
-   the text of mods gives this number. */
+/* Reads `captured`: None, or a tuple of (array, dtype, shape, apart) that flex/backward.py makes. Array n of the tuple is
+   captured array n in the text of the mods. */
 static int
 parse_captured(PyObject *const *args, ca_py_call *call, captured_arrays *captured)
 {
@@ -303,6 +303,8 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, backward_call *backward, 
             ca_py_swap_heads(&written[n]);
         }
     }
+    const ca_tensor sinks = written[CA_GRADIENT_SINKS];
+    ca_py_flatten_sinks(&sinks, &written[CA_GRADIENT_SINKS]);
     ca_torch_backward_views(sdpa, &backward->arrays, written, &attention, views);
     /* A problem without gradients is a forward pass, which would write to the caller's output. */
     if (any_needed(backward) && ca_py_call_attention(call, &attention, views) < 0) {

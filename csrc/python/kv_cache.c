@@ -83,8 +83,9 @@ ca_py_cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         ca_py_cache_rows(self, &call, args, 4, &append.key, &append.value) < 0) {
         goto done;
     }
-    /* During a change no Python code runs but handlers of signals, to which the lock is refused: other code might
-       wait for it. Making an exception may run the finalizers of any objects. */
+    /* During the change this thread runs no Python code but handlers of signals, whose own changes the lock refuses.
+       Other Python code might wait for the lock. Making an exception may run the finalizers of any objects, so the
+       change ends before. */
     if (ca_py_lock_change(&self->lock, CA_PY_GROWS, call.name) == 0) {
         ca_status status = append_positions(self, &call, &append, &error);
         ca_py_lock_changed(&self->lock);
@@ -211,12 +212,12 @@ make_room(ca_py_call *call, ca_cache *cache)
 }
 
 /* Reorders the sequences, during a change. `before` has room for B lengths. Only the copying to the room may be
-   stopped: that from there changes the cache. */
+   stopped: that from there changes the cache. If the device fails in the midst of it, nobody knows which rows have
+   moved. */
 static ca_status
 reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indices,
                   const ca_cache *room, int64_t *before, ca_error *error)
 {
-    ca_status status;
     const int64_t rows = ca_cache_capacity(room);
     const int64_t count = ca_cache_reorder_moves(&self->cache, indices, rows, NULL);
     int64_t *moves = make_numbers(4 * count, error);
@@ -229,16 +230,21 @@ reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indi
     }
     ca_py_work work;
     ca_py_work_begin(&work, call->state, error);
-    status = ca_py_cache_move(&self->cache, room, call, moves, count, error);
-    if (status == CA_OK) {
+    ca_status status = ca_py_cache_move(&self->cache, room, call, moves, count, error);
+    const bool changes = status == CA_OK;
+    if (changes) {
         error->stops = NULL;
         status = ca_py_cache_move(room, &self->cache, call, moves + 2 * count, count, error);
     }
     ca_py_work_end(&work);
     PyMem_RawFree(moves);
-    if (status == CA_OK) {
+    if (changes) {
         ca_mutex_lock(&self->lock.guard);
-        ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
+        if (status == CA_OK) {
+            ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
+        } else {
+            ca_cache_reorder_failed(&self->cache, indices, self->lengths);
+        }
         ca_mutex_unlock(&self->lock.guard);
     }
     return status;

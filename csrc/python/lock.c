@@ -57,7 +57,21 @@ refuse(const char *name, const char *what, const char *does)
                        does);
 }
 
-/* Waits until no other change is under way. */
+/* Returns how many readers a change waits for: those of one thread, or of all for thread 0. Under the guard. */
+static int
+count_readers(const ca_py_lock *lock, ca_py_change change, unsigned long thread)
+{
+    int found = 0;
+    for (int n = 0; n < lock->count; n++) {
+        const ca_py_reader *reader = &lock->readers[n];
+        const bool awaited =
+            change == CA_PY_OVERWRITES || (change == CA_PY_GROWS && reader->time < lock->forgotten);
+        found += awaited && (thread == 0 || reader->thread == thread);
+    }
+    return found;
+}
+
+/* Waits until no other change is under way. One that waits for this thread to read cannot end before. */
 static int
 take(ca_py_lock *lock, const char *name, const char *what)
 {
@@ -65,10 +79,11 @@ take(ca_py_lock *lock, const char *name, const char *what)
     int taken = PyThread_acquire_lock(lock->changing, NOWAIT_LOCK);
     while (taken == 0) {
         ca_mutex_lock(&lock->guard);
-        const bool own = lock->changer == thread;
+        const bool changes = lock->changer == thread;
+        const bool reads = lock->waits && count_readers(lock, lock->change, thread) > 0;
         ca_mutex_unlock(&lock->guard);
-        if (own) {
-            return refuse(name, what, "changing");
+        if (changes || reads) {
+            return refuse(name, what, changes ? "changing" : "reading");
         }
         taken = wait_for(lock->changing);
     }
@@ -81,18 +96,11 @@ static int
 find_readers(ca_py_lock *lock, ca_py_change change, bool *own)
 {
     const unsigned long thread = PyThread_get_thread_ident();
-    int found = 0;
     ca_mutex_lock(&lock->guard);
     lock->changer = thread;
     lock->change = change;
-    for (int n = 0; n < lock->count; n++) {
-        const ca_py_reader *reader = &lock->readers[n];
-        if (change == CA_PY_OVERWRITES ||
-            (change == CA_PY_GROWS && reader->time < lock->forgotten)) {
-            *own = *own || reader->thread == thread;
-            found++;
-        }
-    }
+    const int found = count_readers(lock, change, 0);
+    *own = count_readers(lock, change, thread) > 0;
     lock->waits = found > 0 && !*own;
     if (lock->waits) { /* `gone` may be free, by a reader that came too late */
         (void)PyThread_acquire_lock(lock->gone, NOWAIT_LOCK);
@@ -138,13 +146,16 @@ ca_py_lock_changed(ca_py_lock *lock)
     }
 }
 
-/* Notes a reader. Returns 1; 0 if a change overwrites what it would see; -1 with a MemoryError. */
+/* Notes a reader. Returns 1; 0 if a change overwrites what it would see; -1 with a MemoryError. A thread that reads
+   already, and reads once more in the handler of a signal, sees nothing of a change: the change waits for it. */
 static int
 note(ca_py_lock *lock, uint64_t *time)
 {
     int noted = 0;
+    const unsigned long thread = PyThread_get_thread_ident();
     ca_mutex_lock(&lock->guard);
-    if (lock->changer == 0 || lock->change != CA_PY_OVERWRITES) {
+    if (lock->changer == 0 || lock->change != CA_PY_OVERWRITES ||
+        count_readers(lock, lock->change, thread) > 0) {
         const int room = lock->count < lock->room ? lock->room : 2 * lock->room + 2;
         ca_py_reader *readers = lock->readers;
         if (room > lock->room) {
@@ -155,7 +166,7 @@ note(ca_py_lock *lock, uint64_t *time)
             lock->readers = readers;
             lock->room = room;
             *time = lock->forgotten;
-            readers[lock->count++] = (ca_py_reader){PyThread_get_thread_ident(), lock->forgotten};
+            readers[lock->count++] = (ca_py_reader){thread, lock->forgotten};
         }
     }
     ca_mutex_unlock(&lock->guard);

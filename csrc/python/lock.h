@@ -12,7 +12,8 @@
  *     overwrites       all readers. New ones wait for the change
  *
  * Handlers of signals run in a thread that waits, and in one that reads or changes. What would wait for its own
- * thread is a RuntimeError.
+ * thread is a RuntimeError. So is a change in the handler of a thread that reads, while a change of another thread
+ * waits for this reading. The handler may read: that change has not begun to write.
  */
 #ifndef CLATTN_PYTHON_LOCK_H
 #define CLATTN_PYTHON_LOCK_H

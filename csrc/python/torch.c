@@ -35,9 +35,8 @@ parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
     return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
 
-/* Takes away dimensions of one. Returns -1 with an exception if more than one dimension is left. */
-static int
-flatten_sinks(const ca_tensor *sinks, ca_tensor *flat)
+void
+ca_py_flatten_sinks(const ca_tensor *sinks, ca_tensor *flat)
 {
     ca_tensor_start_view(sinks, flat);
     for (int d = 0; d < sinks->ndim; d++) {
@@ -48,12 +47,6 @@ flatten_sinks(const ca_tensor *sinks, ca_tensor *flat)
     if (flat->ndim == 0) {
         ca_tensor_add_dim(flat, 1, 1);
     }
-    return flat->ndim == 1
-               ? 0
-               : ca_py_raise(PyExc_ValueError,
-                             "sinks has shape %s; expected (Hq,), one for each query head, or "
-                             "more dimensions of size 1",
-                             CA_SHAPE_OF(sinks));
 }
 
 /* Reads sinks, as numbers of the type of the arithmetic, which the call keeps. */
@@ -65,9 +58,15 @@ parse_sinks(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
     if (object == Py_None) {
         return 0;
     }
-    if (ca_py_call_host_array(call, object, "sinks", CA_TAKES_FLOATS, &sinks) < 0 ||
-        flatten_sinks(&sinks, &flat) < 0) {
+    if (ca_py_call_host_array(call, object, "sinks", CA_TAKES_FLOATS, &sinks) < 0) {
         return -1;
+    }
+    ca_py_flatten_sinks(&sinks, &flat);
+    if (flat.ndim != 1) {
+        return ca_py_raise(PyExc_ValueError,
+                           "sinks has shape %s; expected (Hq,), one for each query head, or "
+                           "more dimensions of size 1",
+                           CA_SHAPE_OF(&sinks));
     }
     ca_dtype dtype = sdpa->query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
     PyObject *converted = ca_py_host_result(call->state, NULL, dtype, 1, flat.shape, &sdpa->sinks);

@@ -33,8 +33,9 @@
     ROW(MODS, "mods=None")                                                                         \
     ROW(BLOCK_MASK, "block_mask=None")
 
-/* Reads these arguments, but for `out` and `device`. Key and value have the dtypes `keys`. The call has begun, and `sdpa` is initialised. The caller
-   frees the mods in any case, whose `numbers` start as NULL. Returns -1 with an exception. */
+/* Reads these arguments, but for `out` and `device`. Key and value have the dtypes `keys`. The call has begun, and `sdpa`
+   is initialised. The caller frees the mods in any case, whose `numbers` start as NULL. Returns -1 with an
+   exception. */
 int ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_py_dtypes keys,
                      ca_torch_sdpa *sdpa, ca_mods *mods, bool *rows_first);
 
@@ -42,6 +43,9 @@ int ca_py_sdpa_parse(PyObject *const *args, ca_py_call *call, ca_py_dtypes keys,
    message says so, if `advises`. The result's shape is (…, Hq, L, Ev). */
 ca_status ca_py_sdpa_check(ca_torch_sdpa *sdpa, bool rows_first, bool advises, int *ndim,
                            int64_t shape[CA_MAX_DIMS], ca_error *error);
+
+/* View sinks, or their gradient, without dimensions of size 1, as (Hq,). */
+void ca_py_flatten_sinks(const ca_tensor *sinks, ca_tensor *flat);
 
 /* View (…, L, H, E) as (…, H, L, E), or the other way round. */
 void ca_py_swap_heads(ca_tensor *tensor);

@@ -322,10 +322,9 @@ class KVCache(Cache):
             `indices` is not made of integers.
         ValueError
             Not B numbers, or a number is no sequence's. The cache stays as it was.
-        MemoryError
-            The device's memory does not suffice. The cache stays as it was.
-        DeviceError
-            OpenCL reports an error.
+        MemoryError, DeviceError
+            The device's memory does not suffice, or OpenCL reports an error. The cache stays as it
+            was, or, where the error comes while sequences move, those that move have no positions.
         RuntimeError
             As for `append`.
 

@@ -457,6 +457,7 @@ class PagedKVCache(Cache):
         """
         sequence = self._check(sequence, "sequence")
         with self._guard:
+            self._pages.settle()
             self._pages.check(sequence, "sequence")
             return int(self._pages.table([sequence])[1][0])
 

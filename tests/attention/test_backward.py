@@ -363,6 +363,17 @@ def test_tensors(device):
     np.testing.assert_array_equal(got.sinks, right.sinks)
 
 
+@without_tiled
+def test_sinks_of_more_dimensions(device):
+    """Their gradient has their shape, and the bits of that of (Hq,)."""
+    q, k, v = qkv((2, 3), L=4, S=5, E=8)
+    G, sinks = grads(q, k, v), draw((3,))
+    right = check_backward(G, q, k, v, device=device, sinks=sinks).sinks
+    for shape in ((1, 3), (3, 1), (1, 3, 1, 1)):
+        got = backward(G, q, k, v, device=device, sinks=sinks.reshape(shape))[0].sinks
+        np.testing.assert_array_equal(got, right.reshape(shape))
+
+
 # --- numbers that go wrong elsewhere -----------------------------------------------------
 
 

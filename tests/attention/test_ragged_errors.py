@@ -85,6 +85,17 @@ OFFSETS = [  # (argument, a right number of rows or keys)
     ("cu_seq_q", 5),
     ("cu_seq_k", 7),
 ]
+
+
+def repeated(page_size, keys, **changed):
+    """Many keys: each row of the table has one page often, whose rows are one number."""
+    pages = {
+        name: np.broadcast_to(f32(1), (1, page_size, 2, size))
+        for name, size in (("key", 8), ("value", 6))
+    }
+    return paged(**pages, block_table=np.zeros((2, 256), int), seqused_k=[keys, 3], **changed)
+
+
 ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments)
     *wrong_arrays("query", (5, 4, 8), FLOATS, none=None),
     *LISTS,
@@ -146,6 +157,10 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
      paged(key=of(f32, 7, 2, 8), value=of(f32, 7, 2, 6))),
     ("pages without rows", ValueError, "key.*page_size",
      paged(key=of(f32, 3, 0, 2, 8), value=of(f32, 3, 0, 2, 6))),
+    ("more keys than 64 bits add up", ValueError, r"seqused_k\[0\] is \d+; expected 0 to \d+",
+     repeated(2**56, 2**63 - 1, is_causal="lower_right")),
+    ("more keys than 32 bits count, with mods", ValueError, "key has 1073741825; expected at most",
+     repeated(2**29, 2**30 + 1, score_mod=lambda s, b, h, i, j: s + j)),
     ("fewer pages of values", ValueError, "value.*pages", paged(value=of(f32, 2, 2, 2, 6))),
     ("longer pages of values", ValueError, "value.*pages", paged(value=of(f32, 3, 4, 2, 6))),
     ("pages of another head size", ValueError, r"key has head size 9 \(shape \(3, 2, 2, 9\)\)",

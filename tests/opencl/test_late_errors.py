@@ -152,6 +152,30 @@ def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
     """)
 
 
+def test_a_device_that_launches_nothing_any_more(run_with_faults):
+    """Each call ends with the error, once every kernel has been tried. The next one is right."""
+    run_with_faults("""
+        import warnings
+        warnings.simplefilter("ignore")
+        packed = rng.standard_normal((9, 2, 16)).astype("f4")
+        out, lse = attend(q, k, v, return_lse=True, device=device)
+        backward = clattn.scaled_dot_product_attention_backward
+        calls = (
+            lambda: clattn.varlen_attn(*[packed] * 3, [0, 4, 9], [0, 4, 9], device=device),
+            lambda: attend(q, k, v, device=device),
+            lambda: backward(out, q, k, v, out, lse, device=device)[:3],
+        )
+        for call in calls:
+            before = call()
+            faults.faults_refuse_each(1000, LOST)
+            refusal(call, "CL_OUT_OF_RESOURCES", device.name)
+            assert faults.faults_to_come() == 1, "kernels were launched again and again"
+            faults.faults_refuse_each(0, 0)
+            for one, other in zip(call(), before, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-5)
+    """)
+
+
 @pytest.mark.cpus
 def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
     """Another one takes its place, with one warning. One that is forced raises.
@@ -252,3 +276,68 @@ def test_a_kernel_of_two(device, run_with_faults):
         """,
         **forced(decode_for(device)),
     )
+
+
+def test_a_reorder_that_fails_half_way(run_with_faults):
+    """The cache is as before, or the sequences that were to move are empty."""
+    run_with_faults("""
+        k, v = (a[[0, 1, 0]][:, :, :40] for a in (k, v))
+        for dtype in ("float32", "int4"):
+            cache, kernels = clattn.KVCache(3, 8, 64, 64, dtype=dtype, device=device), 0
+            cache.append(k, v, [40, 30, 20])
+            whole = [np.array(cache.key), np.array(cache.value)]
+            before = faults.faults_kernels()
+            cache.reorder([0, 2, 1])
+            kernels = faults.faults_kernels() - before
+            for n in range(1, kernels + 1):
+                cache.reset()
+                cache.append(k, v, [40, 30, 20])
+                faults.faults_refuse(n, -36)
+                refusal(lambda: cache.reorder([0, 2, 1]), "CL_INVALID_COMMAND_QUEUE", "pages_copy")
+                copied = n > kernels / 2
+                assert cache.lengths.tolist() == ([40, 0, 0] if copied else [40, 30, 20]), n
+                for rows, right in zip((cache.key, cache.value), whole, strict=True):
+                    for b, length in enumerate(cache.lengths):
+                        same_bits(rows[b, :, :length].numpy(), right[b, :, :length])
+            cache.reset()
+            cache.append(k, v, [40, 30, 20])
+            cache.reorder([0, 2, 1])
+            assert cache.lengths.tolist() == [40, 20, 30]
+    """)
+
+
+def test_gradients_that_several_launches_add_up(run_with_faults):
+    """Where keys broadcast along one of many dimensions, nothing is added twice after a failure.
+
+    A launch that lacks memory runs once more, and another kernel takes the place of one that the
+    driver refuses.
+    """
+    run_with_faults("""
+        import warnings
+        warnings.simplefilter("ignore")
+        shape = (3, 2, 3, 2, 3)
+        query, grad = (rng.standard_normal((*shape, 8, 16)).astype("f4") for _ in range(2))
+        key, value = (rng.standard_normal((3, 1, 3, 1, 3, 8, 16)).astype("f4") for _ in range(2))
+        mask = rng.standard_normal((3, 1, 3, 1, 3, 8, 8)).astype("f4")
+        sinks = rng.standard_normal(3).astype("f4")
+        output, lse = attend(query, key, value, mask, sinks=sinks, return_lse=True, device=device)
+        names = clattn.AttentionGradients._fields
+        def gradients():
+            return clattn.scaled_dot_product_attention_backward(
+                grad, query, key, value, output, lse, mask, sinks=sinks, needs=names, device=device)
+        wanted, outcomes = gradients(), set()
+        for code in (OUT_OF_MEMORY, LOST):
+            before = faults.faults_kernels()
+            gradients()
+            for n in range(1, 1 + faults.faults_kernels() - before):
+                faults.faults_refuse(n, code)
+                try:
+                    got = gradients()
+                except (clattn.DeviceError, MemoryError) as error:
+                    outcomes.add(type(error))
+                    continue
+                outcomes.add("right")
+                for name, one, right in zip(names, got, wanted, strict=True):
+                    np.testing.assert_allclose(one, right, atol=1e-4, err_msg=f"{name}, {n}")
+        assert outcomes == {"right", clattn.DeviceError, MemoryError}
+    """)

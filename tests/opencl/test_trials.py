@@ -196,3 +196,23 @@ assert "{kernel}" in names and "attention_reference" not in names[-2:], names
         XDG_CACHE_HOME=tmp_path,
         **GPU,
     )
+
+
+def test_the_first_call_has_no_columns(device, faults_library, tmp_path):
+    """Queries and keys without columns have the score 0: no kernel is taken to be wrong."""
+    open_with(
+        faults_library,
+        device,
+        """
+import warnings
+import numpy as np
+
+warnings.simplefilter("error")
+query, key = np.ones((1, 2, 3, 0)), np.ones((1, 2, 4, 0))
+value = np.arange(32.0).reshape(1, 2, 4, 4)
+output = clattn.scaled_dot_product_attention(query, key, value, device=listed[index])
+np.testing.assert_allclose(output, np.broadcast_to(value.mean(2, keepdims=True), (1, 2, 3, 4)))
+""",
+        XDG_CACHE_HOME=tmp_path,
+        **UNKNOWN,
+    )

@@ -101,3 +101,24 @@ def test_ctrl_c_while_another_thread_appends(cache):
         assert other.is_alive(), "the change has waited for the other thread"
     other.join()
     assert cache.lengths.tolist() == [LENGTH, LENGTH]
+
+
+def test_a_handler_while_another_thread_waits_for_the_reading(cache):
+    """It may read. Its change would wait for the other one, which waits for it: it is refused."""
+    append(cache)
+    other = threading.Thread(target=cache.reorder, args=([1, 0],))
+    seen = []
+
+    def handler(*_):
+        other.start()
+        time.sleep(0.1)  # now it waits
+        seen.extend([cache.attend(ROWS[:, :, :1]).shape, cache.copy().length, other.is_alive()])
+        for change in (lambda: append(cache, (0, 0)), cache.reset, lambda: cache.reorder([1, 0])):
+            with pytest.raises(RuntimeError, match="the handler of a signal cannot change what"):
+                change()
+
+    with alarm(0.02, handler):
+        cache.attend(ROWS[:, :, :256])
+    other.join()
+    assert seen == [(2, 1, 1, 1), LENGTH, True]
+    assert cache.lengths.tolist() == [LENGTH, LENGTH]

@@ -4,6 +4,7 @@
 import signal
 import threading
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import clattn
@@ -132,6 +133,33 @@ def test_ctrl_c_while_another_thread_appends(large, monkeypatch):
     assert other.is_alive(), "the change has waited for the other thread"
     other.join()
     assert cache.length(branch) == 1500 + LENGTH and cache.length(sequence) == 1500
+
+
+@pytest.mark.by_turns
+def test_an_interrupted_change_has_happened(first_device):
+    """Whoever looks first: an exception in the midst of the books leaves no old length."""
+    cache = clattn.PagedKVCache(4, 4, 1, 8, device=first_device)
+    rows = draw((3, 1, 8))
+
+    class Stopped(BaseException):
+        pass
+
+    class Stops(array):
+        stops = False
+
+        def __setitem__(self, page, count):
+            if self.stops:
+                self.stops = False
+                raise Stopped
+            super().__setitem__(page, count)
+
+    owners = cache._pages._owners = Stops("q", cache._pages._owners)
+    (sequence,) = cache.open()
+    owners.stops = True
+    with pytest.raises(Stopped):
+        cache.append(sequence, rows, rows)
+    assert cache.length(sequence) == 3
+    assert cache.block_table(sequence).tolist() == [[0]]
 
 
 def test_handlers_that_raise_at_any_time(first_device):

@@ -6,6 +6,7 @@ Memory is a list, to which a change copies and writes as it says. The oracle is 
 
 import itertools
 
+import numpy as np
 import pytest
 from clattn._caches.pages import PagedSequence, Pages
 from hypothesis import given
@@ -258,6 +259,20 @@ def test_a_change_that_is_interrupted_happens_as_a_whole(moment):
         pool.pages.settle()
     assert model_fits
     pool.compare()
+
+
+def test_a_sequence_of_many_positions():
+    """Small pages of many positions hold more of them than 31 bits count."""
+    pages = Pages(3, 2**31)
+    sequence = PagedSequence(pages)
+    draft = pages.draft()
+    draft.sequences.append((sequence, (np.int32([2, 0]), 2**31)))
+    pages.settle(draft)
+    draft = pages.draft()
+    assert draft.extend(sequence, 1, "") == [0]
+    pages.settle(draft)
+    table, lengths = pages.table([sequence])
+    assert (table.tolist(), lengths.tolist()) == ([[2, 0]], [2**31 + 1])
 
 
 def test_a_sequence_is_not_copied_by_others():

@@ -65,6 +65,7 @@ typedef struct {
 
 FAULT(fail)         /* the n-th of the next kernels fails with `code` when it has run */
 FAULT(refuse)       /* enqueueing the n-th of the next kernels returns `code` */
+FAULT(refuse_each)  /* enqueueing each of the next n kernels returns `code` */
 FAULT(refuse_write) /* enqueueing the n-th of the next copies to devices returns `code` */
 FAULT(refuse_read)  /* enqueueing the n-th of the next copies from devices returns `code` */
 FAULT(fail_buffers) /* creating each of the next n buffers returns `code` */
@@ -109,8 +110,8 @@ faults_define(const char *macro)
 int
 faults_to_come(void)
 {
-    return (fail.to_go > 0) + (refuse.to_go > 0) + (fail_buffers.to_go > 0) +
-           (refuse_write.to_go > 0) + (refuse_read.to_go > 0);
+    return (fail.to_go > 0) + (refuse.to_go > 0) + (refuse_each.to_go > 0) +
+           (fail_buffers.to_go > 0) + (refuse_write.to_go > 0) + (refuse_read.to_go > 0);
 }
 
 /* True for the n-th call since the fault was asked for. */
@@ -145,6 +146,10 @@ clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t 
     kernels++;
     if (is_due(&refuse)) {
         return refuse.code;
+    }
+    if (refuse_each.to_go > 0) {
+        refuse_each.to_go--;
+        return refuse_each.code;
     }
     handle own = NULL;
     int is_lost = is_due(&fail);
