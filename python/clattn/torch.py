@@ -28,8 +28,8 @@ except ImportError as error:
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import handle_torch_function, has_torch_function
 
-from clattn._arguments.autocast import autocast
 from clattn._arguments.operands import FACTORS
+from clattn._arguments.torch_tensors import autocast, check_tensors
 from clattn._parts.torch_operator import Options, allocate, attend, causal_word, device_number
 from clattn._parts.torch_reasons import (
     FLOATS,
@@ -37,7 +37,6 @@ from clattn._parts.torch_reasons import (
     PLAIN,
     REFUSED,
     TENSORS,
-    check_tensors,
     count,
     counts,
     find_reason,

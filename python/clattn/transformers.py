@@ -28,7 +28,7 @@ except ImportError as error:
         f"{how_to_install('transformers')}"
     ) from error
 
-from clattn._arguments.autocast import autocast
+from clattn._arguments.torch_tensors import autocast
 from clattn._parts import torch_operator, torch_sequences
 from clattn._parts.model_masks import AttentionMask, BandOptions, count_seen_keys, make_mask
 from clattn._parts.torch_reasons import DENSE, KEYS, OURS, PACKED, UNPADDED, count

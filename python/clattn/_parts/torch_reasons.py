@@ -34,7 +34,6 @@ __all__ = [
     "REFUSED",
     "TENSORS",
     "UNPADDED",
-    "check_tensors",
     "count",
     "counts",
     "find_reason",
@@ -77,16 +76,6 @@ def counts() -> Counter[str]:
     """Return how many calls have been counted."""
     made = {who: sys.maxsize - length_hint(numbers) for who, numbers in _counts.items()}
     return Counter({who: count for who, count in made.items() if count})
-
-
-def check_tensors(name: str, **given: object) -> None:
-    """Refuse what is no tensor, in the words of the function of this name."""
-    for argument, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"{argument} must be a torch.Tensor, got {type(tensor).__name__}; "
-                f"clattn.{name} takes other arrays"
-            )
 
 
 def _is_watched() -> bool:

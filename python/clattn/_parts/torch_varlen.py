@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clattn import varlen
-from clattn._arguments.autocast import autocast
 from clattn._arguments.devices import find_named
 from clattn._arguments.integers import integer, integers, table
+from clattn._arguments.torch_tensors import autocast, check_tensors
 from clattn._parts.checks import check_flag
 from clattn._parts.lists import pack_lists
 from clattn._parts.packed import packed_backward
@@ -25,7 +25,6 @@ from clattn._parts.torch_operator import (
 from clattn._parts.torch_reasons import (
     FLOATS,
     OURS,
-    check_tensors,
     count,
     needs_gradients,
 )

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
-from clattn._arguments.autocast import autocast
-from clattn._parts.torch_reasons import check_tensors
+from clattn._arguments.torch_tensors import autocast, check_tensors
 from clattn.flex import attention
 from clattn.flex.backward import ReadInOrder, flex_attention_backward
 from clattn.flex.compile import find_learnable
