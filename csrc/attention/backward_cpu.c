@@ -160,11 +160,7 @@ plan_step(const ca_device_info *info, const ca_backward_division *division, uint
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
         plan->grid[d] = grid[d];
     }
-    launched->products = products;
-    launched->adds = false;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, products);
     ca_plan_define_lanes(plan, info, &launched->attention);
     ca_kernel_define(&plan->spec, "NV", VECTORS);
     ca_kernel_define(&plan->spec, "MR", strip_keys(info));

@@ -51,11 +51,7 @@ plan_sums(const ca_device_info *info, const ca_attention *attention, const ca_op
     const int64_t grid[] = {batch[0], batch[1], batch[2], attention->L, 1};
     ca_backward_start_step(attention, numbers, &launched->attention);
     ca_attention_remove(&launched->attention, CA_ATTENTION_GRAD_OUTPUT);
-    launched->products = CA_REFERENCE_TIMES;
-    launched->adds = false;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, CA_REFERENCE_TIMES);
     plan_step(info, launched, CA_BACKWARD_ROWS, grid);
 }
 
@@ -71,11 +67,7 @@ plan_deltas(const ca_device_info *info, const ca_attention *attention, const ca_
     step->operands[CA_ATTENTION_FORWARD] = attention->operands[CA_ATTENTION_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_OUTPUT] = attention->operands[CA_ATTENTION_GRAD_OUTPUT];
     step->operands[CA_ATTENTION_GRAD_LSE] = attention->operands[CA_ATTENTION_GRAD_LSE];
-    launched->products = 0;
-    launched->adds = false;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, 0);
     plan_step(info, launched, CA_BACKWARD_DELTAS, grid);
 }
 
@@ -101,10 +93,7 @@ plan_gradient(const ca_device_info *info, const ca_attention *attention, const c
         ca_attention_remove(step, CA_ATTENTION_SINKS); /* they are part of the rows' sums */
     }
     step->operands[CA_ATTENTION_OUTPUT] = *result;
-    launched->products = 3 * CA_REFERENCE_TIMES;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, 3 * CA_REFERENCE_TIMES);
     launched->adds = (attention->repeated >> gradients[n].role & 1) != 0;
     plan_step(info, launched,
               gradients[n].step | (launched->adds ? CA_BACKWARD_ADDS : 0) |
@@ -142,10 +131,7 @@ ca_backward_reference_plan_captured(const ca_device_info *info, ca_launched *lau
                                     int64_t columns)
 {
     const int64_t grid[] = {1, 1, 1, rows, columns};
-    launched->products = products * CA_REFERENCE_TIMES;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, products * CA_REFERENCE_TIMES);
     launched->adds = true; /* to sums that a step before has left */
     plan_step(info, launched, gradient, grid);
     launched->plan.splits = copies;

@@ -70,11 +70,7 @@ ca_backward_begin_plan(const ca_device_info *info, const char *name, uint32_t st
     }
     plan->gradient = step;
     plan->spec.unoptimised = info->optimises_slowly && info->type == CA_DEVICE_CPU;
-    launched->products = products_of(step);
-    launched->adds = false;
-    launched->flags = 0;
-    launched->work = 0;
-    launched->at_most = false;
+    ca_launched_begin(launched, products_of(step));
 }
 
 void

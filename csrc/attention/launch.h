@@ -40,6 +40,17 @@ typedef struct {
     bool at_most;   /* of its work, as in ca_step */
 } ca_launched;
 
+/* Set the number of products, and nothing else of what follows it. */
+static inline void
+ca_launched_begin(ca_launched *launched, int products)
+{
+    launched->products = products;
+    launched->adds = false;
+    launched->flags = 0;
+    launched->work = 0;
+    launched->at_most = false;
+}
+
 /* The reference kernel takes so many times as long as the others. */
 #define CA_REFERENCE_TIMES 16
 

@@ -437,13 +437,9 @@ add_steps(const ragged *r, int n, ca_launched *steps, int count)
     const ca_attention *attention = r->attention;
     ca_launched *step = &steps[count++];
     double columns = (double)(attention->E + attention->Ev) * 2;
-    step->attention = *attention;
+    *step = (ca_launched){.attention = *attention, .plan = of->plan};
     step->attention.operands[CA_ATTENTION_SEQUENCES] = sequences_operand(r, (int64_t)2 * n);
-    step->plan = of->plan;
     step->plan.cpu.turns = 1;
-    step->flags = 0;
-    step->at_most = false;
-    step->adds = false;
     set_grid(attention, of->ranges, of->plan.local_size, &step->plan);
     step->plan.grid[1] /= of->plan.heads * of->plan.cpu.key_heads;
     step->work = of->pairs * columns * (double)step->plan.grid[1] * (double)of->plan.cpu.key_heads;
