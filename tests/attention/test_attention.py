@@ -199,9 +199,9 @@ def test_variants_are_left_out(device):
 
 
 WRONG_WORDS = {
-    "-": '""; expected',
+    "-": '"-"; expected',
     "-mma,no": '"-mma,no"; expected',
-    "-mma,-tile": '"tile"; expected',
+    "-mma,-tile": '"-mma,-tile"; expected',
     "-mma,tiled": '"-mma,tiled"; expected',
     "-reference": "cannot be left out",
     "cpu_emulated": '"cpu_emulated"; expected',
