@@ -327,7 +327,7 @@ def define(
         if grad_output is None:  # a loss of the log-sum-exp alone
             grad_output = torch.zeros((), dtype=output.dtype).expand(output.shape)
         batched = [g is not None and is_legacy_batchedtensor(g) for g in (grad_output, grad_lse)]
-        # With torch.autograd.grad(is_grads_batched=True) torch calls the operator for each gradient.
+        # With is_grads_batched of torch.autograd.grad torch calls the operator for each gradient.
         call = backward_op if any(batched) else call_backward
         found = call(grad_output, grad_lse, output, lse, needs, *operands, *ctx.options)
         given = [one if needed else None for one, needed in zip(found, needs, strict=True)]
