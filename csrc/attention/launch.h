@@ -37,10 +37,10 @@ typedef struct {
     bool adds;      /* to what stands in its result */
     uint32_t flags; /* of the params, beside those of the call */
     double work;    /* 0: that of its products for each pair of a row and a key */
-    bool at_most;   /* of its work, as in ca_step */
+    bool at_most;   /* as in ca_step */
 } ca_launched;
 
-/* Set the number of products, and nothing else of what follows it. */
+/* Set `products`; the members behind it are zero. */
 static inline void
 ca_launched_begin(ca_launched *launched, int products)
 {

@@ -42,15 +42,14 @@ check_arrays(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_error *error
     return CA_OK;
 }
 
-/* Check the heads of query, key and value, of which one is at dimension `at[n]`. Without enable_gqa they
-   broadcast; with it, the rules of the call know no shape. */
+/* Check that the heads of query, key and value broadcast. Tensor n has them in dimension at[n]. */
 static ca_status
 check_heads(const ca_torch_sdpa *call, const int at[3], ca_error *error)
 {
     const char *const names[] = {"query", "key", "value"};
     const ca_tensor *const tensors[] = {&call->query, &call->key, &call->value};
     int64_t common = 1;
-    for (int n = 0; n < 3 && !call->enable_gqa; n++) {
+    for (int n = 0; n < 3; n++) {
         int64_t heads = tensors[n]->shape[at[n]];
         if (common == 1) {
             common = heads;
@@ -65,8 +64,8 @@ check_heads(const ca_torch_sdpa *call, const int at[3], ca_error *error)
     return CA_OK;
 }
 
-/* Check the sizes that query, key and value share. The rules of the call come later, and show shapes with heads
-   first, of the first page. */
+/* Check the sizes that query, key and value share, so that messages show the shapes that the user passed.
+   ca_torch_sdpa_check, which runs later, sees views with heads first, and only one page. */
 static ca_status
 check_sizes(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_error *error)
 {
@@ -89,7 +88,9 @@ check_sizes(const ca_varlen *varlen, const ca_torch_sdpa *call, ca_error *error)
     if (!paged) {
         CA_TRY(ca_door_check_equal(&rows, error));
     }
-    CA_TRY(check_heads(call, (int[]){1, head, head}, error));
+    if (!call->enable_gqa) {
+        CA_TRY(check_heads(call, (int[]){1, head, head}, error));
+    }
 done:
     return status;
 }
@@ -164,8 +165,8 @@ done:
     return status;
 }
 
-/* Keys of a sequence, at most: a page may be there often, so there may be more of them than memory holds. The sum of
-   their number, a number of rows and a bound of a window fits 64 bits. */
+/* A sequence has at most so many keys. A block_table may name a page many times, so memory does not limit them. Kernels
+   add this number, a number of rows and a bound of a window in 64 bits. */
 #define MOST_KEYS (INT64_MAX / 4)
 
 /* Returns how many keys the pages of a row of block_table hold. */

@@ -39,7 +39,8 @@ double ca_pace_seconds(const ca_device *device, const ca_launch *launch);
    measured is taken to be as fast as the fastest device. */
 ca_status ca_pace_check(const ca_device *device, const ca_launch *launch, ca_error *error);
 
-/* Sets the speed of a step's kernel from the seconds that some work-groups took, if the step's work is known. */
+/* Sets the speed of a step's kernel, in work a second, from the seconds that `groups` of its work-groups took. Does
+   nothing if the step's work is unknown, or known as an upper bound alone. */
 void ca_pace_note(const ca_step *step, size_t groups, double seconds);
 
 /* Lowers the speed of a step's kernel if the whole step, which was expected to be short, took long.

@@ -24,7 +24,7 @@ typedef struct {
     size_t global_size; /* work-items, a multiple of local_size */
     size_t local_size;
     double work;  /* operations, or bytes; 0: little, or nobody knows */
-    bool at_most; /* it may be much less: the step's time does not tell the kernel's speed */
+    bool at_most; /* `work` is an upper bound: the time of the step says nothing about its speed */
     /* Which spans are the arguments; NULL: all, in their order. */
     const uint8_t *arguments;
     int narguments;

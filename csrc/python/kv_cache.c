@@ -83,9 +83,8 @@ ca_py_cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         ca_py_cache_rows(self, &call, args, 4, &append.key, &append.value) < 0) {
         goto done;
     }
-    /* During the change this thread runs no Python code but handlers of signals, whose own changes the lock refuses.
-       Other Python code might wait for the lock. Making an exception may run the finalizers of any objects, so the
-       change ends before. */
+    /* A thread that holds the lock must run no Python code that could wait for the lock. Handlers of signals do run:
+       the lock refuses their changes. Raising an exception can run finalizers, so the lock is released first. */
     if (ca_py_lock_change(&self->lock, CA_PY_GROWS, call.name) == 0) {
         ca_status status = append_positions(self, &call, &append, &error);
         ca_py_lock_changed(&self->lock);

@@ -71,7 +71,7 @@ count_readers(const ca_py_lock *lock, ca_py_change change, unsigned long thread)
     return found;
 }
 
-/* Waits until no other change is under way. One that waits for this thread to read cannot end before. */
+/* Waits until no other change is under way. Refuses to wait for a change that itself waits for this thread. */
 static int
 take(ca_py_lock *lock, const char *name, const char *what)
 {
@@ -147,7 +147,7 @@ ca_py_lock_changed(ca_py_lock *lock)
 }
 
 /* Notes a reader. Returns 1; 0 if a change overwrites what it would see; -1 with a MemoryError. A thread that reads
-   already, and reads once more in the handler of a signal, sees nothing of a change: the change waits for it. */
+   already may read once more, in a handler of a signal: a change that waits for its first reading has not begun. */
 static int
 note(ca_py_lock *lock, uint64_t *time)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock of a cache. It orders the threads that read the cache and those that change it, which hold no GIL.
+ * The lock of a cache. Threads read and change the cache without the GIL; the lock decides who waits for whom.
  *
  * Changes wait for each other, from their check to their end. Readers take no lock: they are noted until they
  * have read. A change waits for those readers that may see what it writes:
  *
  *     a change that    waits for
- *     grows            readers from before positions were last forgotten: it writes behind all positions, where
- *                      only they may read
+ *     grows            readers that began before a change last forgot positions: it writes behind all positions that
+ *                      are left, and only these readers can read there
  *     shares, forgets  nobody: it writes nothing
  *     overwrites       all readers. New ones wait for the change
  *
- * Handlers of signals run in a thread that waits, and in one that reads or changes. What would wait for its own
- * thread is a RuntimeError. So is a change in the handler of a thread that reads, while a change of another thread
- * waits for this reading. The handler may read: that change has not begun to write.
+ * A handler of a signal runs in a thread that may be waiting, reading or changing at that moment. A change in a handler
+ * raises a RuntimeError if it would wait for its own thread: directly, or because another thread's change waits for
+ * what this thread reads. The handler may read then, since the other change has not begun to write.
  */
 #ifndef CLATTN_PYTHON_LOCK_H
 #define CLATTN_PYTHON_LOCK_H

@@ -95,8 +95,9 @@ int8_of_word(uint word, int n)
     return as_float(0x4b000000u | ((word ^ 0x80808080u) >> 8 * n & 0xffu)) - 8388736.0f;
 }
 
-/* Returns byte n of a word of float8. A float8_e5m2 is the upper half of a float16. So is a float8_e4m3fn, moved
-   by a bit and times 2^-8, except for its NaN. */
+/* These return number n of a word of four float8. The byte of a float8_e5m2 is the upper byte of the float16 that
+   equals it. A float8_e4m3fn has one exponent bit less: its bits, but the sign, are shifted right by one, and the float16 is
+   multiplied by 2^8. That makes 480 of its NaN. */
 INLINED float
 float8_e5m2_of_word(uint word, int n)
 {

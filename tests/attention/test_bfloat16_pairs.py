@@ -68,7 +68,7 @@ def test_error_is_that_of_rounding_the_weights(device):
 @looped("layout", ["HND", "NHD"])
 @looped("page_size", [None, 1, 2, 5, 16, 64])
 def test_sequences(device, page_size, layout):
-    """Pairs of values lie in one page, so all keys are no block, however few they are."""
+    """A block of pairs ends with its page, so even a few keys are several blocks."""
     for rows, keys in (([1, 33, 0, 90], [2, 40, 5, 90]), ([200], [300])):
         for E, Ev in ((8, 8), (WIDE, REST)):
             given = packed(rows, keys, 6, 2, E, Ev, bfloat16)

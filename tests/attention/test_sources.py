@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Keys of every kind, wherever they lie, with each option of varlen_attn.
+"""varlen_attn with each dtype of keys, in each layout, with each option.
 
-With the kernel for which all of this is data. What others do with some of it is in test_ragged.py
-and test_bytes.py; the caches are in test_paged_attend.py and test_kv_cache_codes.py.
+The reference kernel runs, for which all but dtypes and mods are data. test_ragged.py and
+test_bytes.py run the other kernels with some of these calls. test_paged_attend.py and
+test_kv_cache_codes.py test the caches.
 """
 
 import clattn
@@ -16,7 +17,9 @@ from support.ragged import check_results, packed, run
 from support.variants import force
 
 LENGTHS = [1, 9, 0, 3, 2], [30, 12, 5, 0, 1]
-SLOPES = np.array([0.5, -0.25, 0.125, -1], float32)  # what mods add is exact
+SLOPES = np.array(
+    [0.5, -0.25, 0.125, -1], float32
+)  # powers of two: products with positions are exact
 
 
 def alibi(score, b, h, q_idx, kv_idx):
@@ -28,7 +31,7 @@ def odd(b, h, q_idx, kv_idx):
 
 
 def bias_of(b, rows, keys):
-    """What the mods say of a sequence, (Hq, rows, keys)."""
+    """Return the float mask (Hq, rows, keys) that equals the mods for sequence b."""
     i, j = np.arange(rows)[:, None], np.arange(keys)
     bias = SLOPES[:, None, None] * (j - i) + 0.25 * b
     return np.where((i + j + b) % 3 != 0, bias, -np.inf).astype(float32)
@@ -58,7 +61,7 @@ def reference(monkeypatch):
 
 
 def check_each(given, results, options):
-    """Results are those of each sequence by itself."""
+    """Compare a call's results with float64 attention of each sequence."""
     known = {name: value for name, value in options.items() if not name.endswith("_mod")}
     bias = bias_of if "score_mod" in options else None
     check_results(given, *results, False, bias=bias, **known)

@@ -137,7 +137,7 @@ def test_ctrl_c_while_another_thread_appends(large, monkeypatch):
 
 @pytest.mark.by_turns
 def test_an_interrupted_change_has_happened(first_device):
-    """Whoever looks first: an exception in the midst of the books leaves no old length."""
+    """`length` and `block_table` are the new ones, though an exception interrupted the change."""
     cache = clattn.PagedKVCache(4, 4, 1, 8, device=first_device)
     rows = draw((3, 1, 8))
 

@@ -82,7 +82,8 @@ BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
 # Calls with sequences, whose keys are packed or lie in pages: csrc/attention/plan_mma.c, `paged`.
 SEQUENCES = ("RAGGED=1", *uses("SEQUENCES"))
 SEQUENCES_SOFTCAP_LSE = ("RAGGED=1", *uses("SEQUENCES", "SOFTCAP"), "LSE=1")
-INT8, FLOAT8_E4M3FN = 5, 13
+INT8, FLOAT8_E4M3FN = 5, 13  # numbers of dtypes, for KEY_DTYPE and VALUE_DTYPE
+# Packed sequences whose keys and values are codes with scales.
 SEQUENCES_OF_CODES = ("RAGGED=1", *uses("SEQUENCES", "KEY_SCALE", "VALUE_SCALE"))
 BLOCKS_IN_PAGES, ROWS_IN_PAGES = "PAGED=1", "PAGED=2"
 BOTH = ("sm_80", "sm_90")

@@ -7,10 +7,10 @@ from typing import Any
 
 __all__ = ["as_bytes", "float8_of", "read_bytes"]
 
-# Those that keys and values may have.
+# The float8 dtypes of keys and values.
 _CODES = ("float8_e4m3fn", "float8_e5m2")
 
-# What else numbers of few bits may be.
+# Keys and values cannot have other dtypes of 8 bits or fewer, whose names begin so.
 _OTHERS = ("float4_", "float6_", "float8_", "int4", "uint4", "uint8")
 
 

@@ -1,4 +1,4 @@
-"""Tensors of torch: what is none is refused, and ``torch.autocast`` casts the others."""
+"""Arguments that have to be torch.Tensors: a check, and the cast of ``torch.autocast``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def autocast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_tensors(name: str, **given: object) -> None:
-    """Refuse what is no tensor, in the words of the function of this name."""
+    """Raise a TypeError for the first argument of function `name` that is no torch.Tensor."""
     for argument, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(

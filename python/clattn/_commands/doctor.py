@@ -31,7 +31,8 @@ _VARIABLES = ("CLATTN_", "OCL_", "OPENCL_", "POCL_", "XDG_CACHE_HOME", "CUDA_VIS
 _GRAPHICS = Path("/dev/dri")  # where Linux shows GPUs
 _MOST_ERROR = 1e-5  # of the call that the doctor tries, whose values are about 1
 
-# What other processes run, without a driver's exit handlers. A loader asks a driver the same.
+# Two programs for other processes, which end without the exit handlers of drivers. _OPEN makes the
+# first call that a loader makes to a driver; _LIST lists all devices.
 _OPEN = """
 import ctypes, os, sys
 driver = ctypes.CDLL(sys.argv[1])
@@ -54,7 +55,7 @@ with contextlib.suppress(Exception):
 os._exit(0)
 """
 
-# The end of the core's message, which the doctor's page need not repeat.
+# The end of a message of the core. The doctor removes it: the user is reading the doctor's page.
 _SEE_DOCTOR = "; python -m clattn doctor says where drivers were looked for"
 
 Line = tuple[str, str]  # a label and a text

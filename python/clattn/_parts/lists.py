@@ -1,4 +1,4 @@
-"""Lists of arrays, which stand for one packed array: the rows of each sequence by themselves."""
+"""Lists of arrays, one for each sequence, are packed into one array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Lists", "pack_lists"]
 
 
 class Lists(NamedTuple):
-    """What `varlen_attn` is given, packed, and whether its results are to be lists."""
+    """The packed arguments of `varlen_attn`, and whether the query was a list."""
 
     query: Any
     key: Any
@@ -28,12 +28,13 @@ class Lists(NamedTuple):
     are_split: bool
 
     def results(self, given: Any, return_lse: bool) -> Any:
-        """Return an output, or one and its log-sum-exp, as the query came."""
+        """Return an output, or (output, lse), split into lists if the query was a list."""
         if not self.are_split:
             return given
         output, lse = given if return_lse else (given, None)
         parts = list(itertools.starmap(slice, itertools.pairwise(self.cu_seq_q)))
-        # No functions within: where memory runs out, CPython 3.11 loses arguments that these read.
+        # There is no lambda or comprehension here: where memory runs out, CPython 3.11 leaks the
+        # arguments that inner functions read.
         rows = list(map(output.__getitem__, parts))
         if lse is None:
             return rows
@@ -71,7 +72,7 @@ def pack_lists(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, o
 
 
 def _check(arrays: Sequence[Any], name: str) -> None:
-    """Check that arrays of rows fit behind each other."""
+    """Check that the arrays of a list have one library, dtype, number of heads and head size."""
     if not arrays:
         raise ValueError(f"{name} is an empty list; expected an array for each sequence")
     first = arrays[0]
@@ -92,7 +93,7 @@ def _check(arrays: Sequence[Any], name: str) -> None:
 
 
 def _check_keys(lists: Mapping[str, Sequence[Any]]) -> None:
-    """Check that lists have as many sequences, and keys and values as many rows."""
+    """Check that all lists have equally many arrays, and key[n] and value[n] equally many rows."""
     counts = {name: len(one) for name, one in lists.items()}
     (first, count), *others = counts.items()
     for name, other in others:
@@ -110,12 +111,12 @@ def _check_keys(lists: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _ends(arrays: Sequence[Any]) -> list[int]:
-    """Return where each array begins among all rows, and where the last one ends."""
+    """Return the offsets of the arrays in the packed one: len(arrays) + 1 numbers."""
     return list(itertools.accumulate((one.shape[0] for one in arrays), initial=0))
 
 
 def _join(arrays: Sequence[Any], name: str) -> Any:
-    """Return arrays of one library one behind the other, in a new one."""
+    """Return a new array of the same library that has the rows of all arrays, in their order."""
     first = arrays[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(arrays)
